@@ -22,6 +22,9 @@ from outblas.base.compat.torch_private import dispatch_mode_count as _dispatch_m
 from outblas.base.compat.torch_private import tracing_state as _tracing_state
 from outblas.base.compat.torch_private import transform_level as _level
 from outblas.core.errors import OperandError
+from outblas.torch_ops.schema import ARGUMENTS, library
+
+NOTHING_ELSE: Mapping[str, str] = {}  # arguments that messages name by another name
 
 
 def within_forward() -> AbstractContextManager[Any]:
@@ -101,22 +104,22 @@ def has_tangent(*tensors: Tensor | None) -> bool:
     )
 
 
-def autograd_kernel(
+def record_gradients(
     name: str,
-    defaults: Mapping[str, Any],
     function: type[torch.autograd.Function],
-    shown: Mapping[str, str],
+    shown: Mapping[str, str] = NOTHING_ELSE,
     arrange: Callable[..., tuple[Any, ...]] | None = None,
-) -> Callable[..., Any]:
-    """Returns the Autograd kernel of an operator of outblas that has no forward-mode gradients.
+) -> None:
+    """Registers the Autograd kernel of an operator of outblas that has no forward-mode gradients.
 
     The kernel records `function` where a tensor needs a gradient, and refuses a tensor that carries
-    a forward-mode gradient with an OperandError. `defaults`: the operator's arguments in order,
-    with their defaults. `shown`: how messages name an argument, where its name there differs.
-    `arrange`: returns the arguments of `function` from those of the operator, where they differ.
-    Of a tuple that `function` returns to an operator with one result, this is the first element.
+    a forward-mode gradient with an OperandError. `shown`: how messages name an argument, where its
+    name there differs. `arrange`: returns the arguments of `function` from those of the operator,
+    where they differ. Of a tuple that `function` returns to an operator with one result, this is
+    the first element.
     """
     operator = getattr(torch.ops.outblas, name).default
+    defaults = {argument.name: argument.default for argument in ARGUMENTS[name]}
     record, rest = recorder(function), tuple(defaults.values())
     is_single = len(operator._schema.returns) == 1
 
@@ -130,10 +133,47 @@ def autograd_kernel(
                 )
         if requires_grad(*tensors.values()):
             given += rest[len(given) :]
-            found = record(*(given if arrange is None else arrange(*given)))
-            return found[0] if is_single and isinstance(found, tuple) else found
+            outputs = record(*(given if arrange is None else arrange(*given)))
+            return outputs[0] if is_single and isinstance(outputs, tuple) else outputs
         with below_autograd():
-            found = operator(*given)
-        return from_below(found)
+            outputs = operator(*given)
+        return from_below(outputs)
 
-    return kernel
+    library.impl(name, kernel, "Autograd")
+
+
+def refuse_gradients(
+    name: str,
+    function: str,
+    shown: Mapping[str, str] = NOTHING_ELSE,
+    labels: Mapping[str, str] = NOTHING_ELSE,
+) -> None:
+    """Registers the Autograd kernel of an operator without gradients: the forward pass runs, and a
+    backward pass that needs one raises NotImplementedError.
+
+    `function`: the public function, as messages name it. `shown`: as in `record_gradients`.
+    `labels`: how the message of a backward pass names an argument, where its name there differs.
+    """
+    operator = getattr(torch.ops.outblas, name).default
+    names = [argument.name for argument in ARGUMENTS[name]]
+
+    class NoGradients(torch.autograd.Function):
+        """Stands for the gradients of the arguments, so that asking for one raises."""
+
+        @staticmethod
+        def forward(ctx: Any, *given: Any) -> Any:
+            with within_forward():
+                return operator(*given)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor | None) -> Any:
+            needed = zip(names, ctx.needs_input_grad, strict=True)
+            needing = [
+                labels.get(argument, argument) for argument, is_needed in needed if is_needed
+            ]
+            raise NotImplementedError(
+                f"{', '.join(needing)} requires grad, but {function} has no gradients: expected "
+                "tensors that do not require grad"
+            )
+
+    record_gradients(name, NoGradients, shown)

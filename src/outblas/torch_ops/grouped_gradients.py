@@ -23,7 +23,7 @@ from outblas.core.grouped import NO_TENSORS, Form
 from outblas.core.sizes import is_certain
 from outblas.torch_ops import grouped_plans, ops
 from outblas.torch_ops.autograd import gradient_of_x, without_gradients
-from outblas.torch_ops.autograd_levels import autograd_kernel, within_forward
+from outblas.torch_ops.autograd_levels import record_gradients, within_forward
 from outblas.torch_ops.call import has_address
 from outblas.torch_ops.schema import ARGUMENTS, library
 
@@ -245,7 +245,5 @@ _ARRANGED: dict[str, Callable[..., tuple[Any, ...]]] = {
     "grouped_gemm_aux": lambda *given: _of_whole(True, given),
 }
 for _name, _arranged in _ARRANGED.items():
-    _defaults = {each.name: each.default for each in ARGUMENTS[_name]}
-    _kernel = autograd_kernel(_name, _defaults, _Gradients, {}, _arranged)
-    library.impl(_name, _kernel, "Autograd")
+    record_gradients(_name, _Gradients, arrange=_arranged)
 library.impl("grouped_gemm_to_aux", without_gradients("grouped_gemm_to_aux", "aux"), "Autograd")

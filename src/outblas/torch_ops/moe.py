@@ -26,7 +26,7 @@ from outblas.core.moe import Layer
 from outblas.core.problem import check_name
 from outblas.runtime import fallback, hooks, recorded_shapes
 from outblas.torch_ops import grouped_mm, moe_passes, ops
-from outblas.torch_ops.autograd_levels import autograd_kernel, within_forward
+from outblas.torch_ops.autograd_levels import record_gradients, refuse_gradients, within_forward
 from outblas.torch_ops.flop_formulas import register_if_counted
 from outblas.torch_ops.schema import ARGUMENTS, define, library
 
@@ -371,20 +371,6 @@ class _Gradients(torch.autograd.Function):
         return tuple(gradients)
 
 
-class _NoSecondGradients(torch.autograd.Function):
-    """Stands for the gradients of `moe_mlp_backward`, so that asking for them raises."""
-
-    @staticmethod
-    def forward(ctx: Any, *given: Any) -> tuple[Tensor, ...]:
-        with within_forward():
-            found: tuple[Tensor, ...] = torch.ops.outblas.moe_mlp_backward.default(*given)
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        raise RuntimeError("moe_mlp has no second gradients")
-
-
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "moe_mlp": lambda *given: _computed(given, keep=False)[0],
     "moe_mlp_forward": lambda *given: _computed(given, keep=True),
@@ -393,6 +379,5 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 for _name, _function in _FUNCTIONS.items():
     for _key in ("CPU", "CUDA"):
         library.impl(_name, _without_autocast(_function), _key)
-for _name, _recorded in (("moe_mlp", _Gradients), ("moe_mlp_backward", _NoSecondGradients)):
-    _arguments = {each.name: each.default for each in ARGUMENTS[_name]}
-    library.impl(_name, autograd_kernel(_name, _arguments, _recorded, {}), "Autograd")
+record_gradients("moe_mlp", _Gradients)
+refuse_gradients("moe_mlp_backward", "the backward pass of moe_mlp")

@@ -21,9 +21,9 @@ from outblas.core.fp8 import BLOCK
 from outblas.core.quantization import FORMATS, LEAST_SCALE
 from outblas.runtime import fallback, hooks
 from outblas.torch_ops import ops
-from outblas.torch_ops.autograd_levels import autograd_kernel, requires_grad, within_forward
+from outblas.torch_ops.autograd_levels import refuse_gradients, requires_grad
 from outblas.torch_ops.eager import is_unobserved
-from outblas.torch_ops.schema import ARGUMENTS, define, library
+from outblas.torch_ops.schema import define, library
 
 Tensor = torch.Tensor
 
@@ -182,27 +182,9 @@ def _largest(sizes: Tensor, recipe: str, shape: torch.Size) -> Tensor:
 
 
 # ---- the operator
-class _NoGradients(torch.autograd.Function):
-    """Stands for the gradient of x, so that asking for it raises."""
-
-    @staticmethod
-    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
-        with within_forward():
-            found: tuple[Tensor, Tensor] = torch.ops.outblas.quantize.default(*given)
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        raise NotImplementedError(
-            "x requires grad, but quantize has no gradients: expected a tensor that does not "
-            "require grad"
-        )
-
-
 for _key in ("CPU", "CUDA"):
     library.impl("quantize", compute, _key)
-_ARGUMENTS = {each.name: each.default for each in ARGUMENTS["quantize"]}
-library.impl("quantize", autograd_kernel("quantize", _ARGUMENTS, _NoGradients, {}), "Autograd")
+refuse_gradients("quantize", "quantize")
 
 
 @ops.fake("quantize")

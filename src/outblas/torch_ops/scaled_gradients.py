@@ -7,8 +7,8 @@ import torch
 from outblas.core.errors import A, B
 from outblas.torch_ops import ops
 from outblas.torch_ops.autograd import summed
-from outblas.torch_ops.autograd_levels import autograd_kernel, within_forward
-from outblas.torch_ops.schema import ARGUMENTS, define, library
+from outblas.torch_ops.autograd_levels import record_gradients, within_forward
+from outblas.torch_ops.schema import ARGUMENTS, define
 
 Tensor = torch.Tensor
 
@@ -39,9 +39,9 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
-        found: list[Tensor | None] = [None] * len(_ARGUMENTS)
+        gradients: list[Tensor | None] = [None] * len(_ARGUMENTS)
         if g is None:
-            return tuple(found)
+            return tuple(gradients)
         for i, (name, needed) in enumerate(zip(_ARGUMENTS, ctx.needs_input_grad, strict=True)):
             if needed and i not in (_BIAS, _RESIDUAL):
                 raise NotImplementedError(
@@ -50,20 +50,18 @@ class _Gradients(torch.autograd.Function):
                 )
         shape_bias, shape_residual = ctx.shapes
         if ctx.needs_input_grad[_RESIDUAL]:
-            found[_RESIDUAL] = summed(g, shape_residual)
+            gradients[_RESIDUAL] = summed(g, shape_residual)
         if ctx.needs_input_grad[_BIAS]:
             if ctx.activation:
                 x = _operator(*ctx.saved_tensors, ctx.out_dtype, ctx.use_fast_accum)
                 g = ops.activation_backward(g, x, ctx.activation)
-            found[_BIAS] = summed(g, shape_bias)
-        return tuple(found)
+            gradients[_BIAS] = summed(g, shape_bias)
+        return tuple(gradients)
 
 
 _operator = torch.ops.outblas.scaled_mm.default
-_ARGUMENTS = {each.name: each.default for each in ARGUMENTS["scaled_mm"]}
-_BIAS, _RESIDUAL = (list(_ARGUMENTS).index(name) for name in ("bias", "residual"))
+_ARGUMENTS = [argument.name for argument in ARGUMENTS["scaled_mm"]]
+_BIAS, _RESIDUAL = (_ARGUMENTS.index(name) for name in ("bias", "residual"))
 
 
-library.impl(
-    "scaled_mm", autograd_kernel("scaled_mm", _ARGUMENTS, _Gradients, {"a": A, "b": B}), "Autograd"
-)
+record_gradients("scaled_mm", _Gradients, {"a": A, "b": B})

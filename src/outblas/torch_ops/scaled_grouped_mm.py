@@ -15,7 +15,7 @@ from outblas.core.epilogue import Activation
 from outblas.core.grouped import GroupedTensors
 from outblas.core.sm_carveout import limit
 from outblas.torch_ops import grouped_plans, ops
-from outblas.torch_ops.autograd_levels import autograd_kernel, within_forward
+from outblas.torch_ops.autograd_levels import refuse_gradients
 from outblas.torch_ops.flop_formulas import register_if_counted
 from outblas.torch_ops.grouped_mm import KERNELS, GroupedCall, compute, fake_results
 from outblas.torch_ops.schema import ARGUMENTS, library
@@ -174,8 +174,7 @@ def scaled_grouped_mm(
 
 
 # ---- the operator
-_ARGUMENTS = {each.name: each.default for each in ARGUMENTS["scaled_grouped_mm"]}
-_DEFAULTS = tuple(_ARGUMENTS.values())
+_DEFAULTS = tuple(argument.default for argument in ARGUMENTS["scaled_grouped_mm"])
 
 
 def _call(given: tuple[Any, ...]) -> GroupedCall:
@@ -194,35 +193,9 @@ def _scaled_grouped_mm(*given: Any) -> Tensor:
     return compute(_call(given))[0]
 
 
-class _NoGradients(torch.autograd.Function):
-    """Records a call whose tensors need gradients, so that a backward pass says that there are
-    none.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, *given: Any) -> Tensor:
-        with within_forward():
-            result: Tensor = ops.scaled_grouped_mm(*given)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
-        needing = [
-            name for name, needed in zip(_ARGUMENTS, ctx.needs_input_grad, strict=True) if needed
-        ]
-        raise NotImplementedError(
-            f"{', '.join(needing)} requires grad, but scaled_grouped_mm has no gradients: expected "
-            "tensors that do not require grad"
-        )
-
-
 for _key in ("CPU", "CUDA"):
     library.impl("scaled_grouped_mm", _scaled_grouped_mm, _key)
-library.impl(
-    "scaled_grouped_mm",
-    autograd_kernel("scaled_grouped_mm", _ARGUMENTS, _NoGradients, {}),
-    "Autograd",
-)
+refuse_gradients("scaled_grouped_mm", "scaled_grouped_mm")
 
 
 @ops.fake("scaled_grouped_mm")

@@ -19,9 +19,9 @@ from outblas.runtime import dispatch, recorded_shapes
 from outblas.runtime.default_kernel import PRODUCTION
 from outblas.runtime.dispatch import Call
 from outblas.torch_ops import quantize
-from outblas.torch_ops.autograd_levels import autograd_kernel, within_forward
+from outblas.torch_ops.autograd_levels import refuse_gradients
 from outblas.torch_ops.scaled_gradients import SHOWN
-from outblas.torch_ops.schema import ARGUMENTS, define, library
+from outblas.torch_ops.schema import define
 
 Tensor = torch.Tensor
 
@@ -128,32 +128,4 @@ def _is_fused(call: Call) -> bool:
     return found
 
 
-# ---- the operator's gradients
-class _NoGradients(torch.autograd.Function):
-    """Stands for the gradients of the arguments, so that asking for one raises."""
-
-    @staticmethod
-    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
-        with within_forward():
-            found: tuple[Tensor, Tensor] = torch.ops.outblas.scaled_mm_quantized.default(*given)
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        names = [
-            SHOWN.get(name, name)
-            for name, needed in zip(_ARGUMENTS, ctx.needs_input_grad, strict=True)
-            if needed
-        ]
-        raise NotImplementedError(
-            f"{', '.join(names)} requires grad, but scaled_mm with out_recipe has no gradients: "
-            "expected tensors that do not require grad"
-        )
-
-
-_ARGUMENTS = {each.name: each.default for each in ARGUMENTS["scaled_mm_quantized"]}
-library.impl(
-    "scaled_mm_quantized",
-    autograd_kernel("scaled_mm_quantized", _ARGUMENTS, _NoGradients, {"a": A, "b": B}),
-    "Autograd",
-)
+refuse_gradients("scaled_mm_quantized", "scaled_mm with out_recipe", {"a": A, "b": B}, SHOWN)
