@@ -36,6 +36,7 @@ from outblas.base.configs import from_text
 from outblas.core import epilogue, fp8, quantization
 from outblas.core import problem as operands
 from outblas.core.artifact import Artifact, cta_threads
+from outblas.core.grouped import Form, GroupedProblem, GroupedTensors, describe
 from outblas.core.problem import Problem
 from outblas.inspect import read_cubin
 from outblas.inspect.inspection import compilable
@@ -81,6 +82,10 @@ class KernelVariant:
     bfloat16 then. With formats `out_dtype` may be "float8_e4m3fn": the output has scales of 128
     columns of a row then, powers of two where `power_of_two`, and tensors of the epilogue are
     float32.
+
+    `form`: "ragged_m", "ragged_n", "ragged_k" or "masked" where `groups` groups divide the product,
+    as `core.grouped` has it; then `formats` must have scales that vary along K. With `gathers` an
+    index names the rows of A, with `scatters` another one those of the output, which are weighted.
     """
 
     kernel: str
@@ -104,6 +109,10 @@ class KernelVariant:
     scale_a: str = "one"
     scale_b: str = "one"
     power_of_two: bool = False
+    form: Form | None = None
+    groups: int = 8
+    gathers: bool = False
+    scatters: bool = False
 
 
 # ---- compiling a variant
@@ -122,6 +131,11 @@ def compile_variant(variant: KernelVariant) -> Artifact:
     Raises ValueError for a config or a call that the kernel does not support, ImportError when its
     DSL is not installed.
     """
+    if variant.form:
+        from outblas.hopper import grouped as kernel
+
+        config = from_text(kernel.Config, variant.config) if variant.config else None
+        return kernel.artifact(grouped_problem(variant), config)
     module = registry.load(variant.kernel)
     config = from_text(module.Config, variant.config) if variant.config else None
     artifact: Artifact = module.artifact(
@@ -173,6 +187,52 @@ def problem(variant: KernelVariant) -> Problem:
     if not variant.alignment:
         return call
     return replace(call, alignment=(*variant.alignment, *call.alignment[3:]))
+
+
+def grouped_problem(variant: KernelVariant) -> GroupedProblem:
+    """The product of groups in normal form, with tensors on the meta device. M, N or K of the shape
+    are those of all groups together.
+    """
+    (M, N, K), groups, form = variant.shape, variant.groups, variant.form or "ragged_m"
+    dtype = torch.float8_e4m3fn if variant.formats else getattr(torch, variant.dtype)
+    columns = N * epilogue.glu_split(variant.activation)  # of B, bias and aux
+    lead = {"masked": (groups, M // groups), "ragged_n": (groups, M)}.get(form, (M,))
+    result = {"masked": lead, "ragged_k": (groups, M)}.get(form, (M,))
+    has_matrices = form in ("ragged_m", "masked")
+
+    def tensor(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.empty(*shape, dtype=dtype, device="meta")
+
+    def operand(lead: tuple[int, ...], layout: str, *shape: int) -> torch.Tensor:
+        return _matrix((*lead, *shape), "columns" if layout == "t" else "rows", dtype)
+
+    out_dtype = getattr(torch, variant.out_dtype or variant.dtype)
+    scales: dict[str, torch.Tensor] = {}
+    if variant.formats:
+        blocks, columns_of_b = K // fp8.BLOCK, columns // (1 if form == "ragged_k" else fp8.BLOCK)
+        scales["scale_a"] = tensor(*lead[:-1], blocks, lead[-1], dtype=torch.float32).mT
+        shape = (*((groups,) * has_matrices), blocks, columns_of_b)
+        scales["scale_b"] = tensor(*shape, dtype=torch.float32)
+    rows = tensor(M, dtype=torch.int32)
+    tensors = GroupedTensors(
+        bias=tensor(groups, columns, dtype=out_dtype) if variant.bias else None,
+        residual=tensor(*result, N, dtype=out_dtype) if variant.residual else None,
+        aux=tensor(*result, columns, dtype=out_dtype) if variant.aux else None,
+        a_index=rows if variant.gathers else None,
+        scatter_index=rows if variant.scatters else None,
+        scatter_weights=rows.float() if variant.scatters else None,
+        counts=tensor(groups, dtype=torch.int32) if form == "masked" else None,
+        **scales,
+    )
+    return describe(
+        form,
+        operand(lead[:-1], variant.layout[0], lead[-1], K),
+        operand((groups,) * has_matrices, variant.layout[1], K, columns),
+        tensor(*result, N, dtype=out_dtype),
+        groups,
+        tensors,
+        activation=variant.activation,
+    )
 
 
 def _scales(variant: KernelVariant, M: int, columns: int) -> tuple[torch.Tensor, ...]:

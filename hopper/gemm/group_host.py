@@ -1,7 +1,6 @@
-"""The host side of `hopper.grouped`: what it supports, how it chooses a config, how it launches."""
+"""The host side of `hopper.grouped`: what it supports, and how it launches."""
 
 import functools
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -9,10 +8,9 @@ import torch
 
 from outblas.base import configs
 from outblas.base.cuda_graphs import capturing, not_ready
+from outblas.core.artifact import Artifact
 from outblas.core.epilogue import View
-from outblas.core.fp8 import BLOCK
 from outblas.core.grouped import (
-    FEW_ROWS,
     GATHERING_COLUMNS,
     NO_TENSORS,
     GroupedProblem,
@@ -20,64 +18,22 @@ from outblas.core.grouped import (
 )
 from outblas.core.sm_carveout import reserved
 from outblas.hopper.gemm import group_layouts as layouts
-from outblas.hopper.gemm import rule_cycles, rule_tiles
-from outblas.hopper.gemm.compile import compile_variant
+from outblas.hopper.gemm.compile import compile_variant, shared_memory
+from outblas.hopper.gemm.group_rule import config_for as config_for
 from outblas.hopper.gemm.group_variant import (
-    are_scales_wide,
-    has_whole_halves,
-    turns,
     variant_of,
 )
 from outblas.hopper.gemm.kernel import Config
 from outblas.hopper.gemm.rule_cycles import Rates, device_rates
-from outblas.hopper.gemm.scale_layout import GRANULE
 from outblas.hopper.gemm.traits import CAPACITIES
 from outblas.hopper.parts import bounds, compile, tile_order
-from outblas.hopper.parts.config import SHARED_MEMORY, HopperConfig, stage_scales
+from outblas.hopper.parts.config import HopperConfig
 from outblas.runtime import hooks
 
 Tensor = torch.Tensor
 
 MOST_GROUPS = CAPACITIES[-1]  # whose schedule fits beside the stages
 _DTYPES = (torch.bfloat16, torch.float16)
-# tile_m, consumers, cluster_m, cluster_n, tile_n
-_TILES = (
-    (128, 2, 2, 1, 256),
-    (128, 2, 1, 2, 256),
-    (128, 2, 1, 1, 256),
-    (128, 2, 2, 1, 192),
-    (128, 2, 2, 1, 128),
-    (128, 2, 1, 1, 128),
-    (64, 1, 1, 1, 128),
-    (64, 1, 1, 1, 64),
-)
-# The same for scales that vary along K. Each consumer adds up 64 rows of a tile at a time.
-_SCALED_TILES = (
-    (256, 2, 1, 2, 128),
-    (256, 2, 1, 1, 128),
-    (128, 2, 2, 1, 128),
-    (128, 2, 1, 1, 128),
-    (64, 1, 1, 1, 128),
-    (64, 1, 1, 1, 64),
-)
-# Of gated pairs whose halves have whole blocks of 128 columns. A stage sums one half after the
-# other. 64 rows with as many columns were slower than 128×128, and nobody timed them where groups
-# have few rows.
-_SCALED_PAIRS = (
-    (128, 2, 1, 2, 256),
-    (128, 2, 2, 1, 256),
-    (128, 2, 1, 1, 256),
-)
-LOADING_REGISTERS = 56  # of warps that copy
-TMA_REGISTERS = 40  # of warps that only start TMA loads
-_REGISTERS_OF_THREE = 504  # of a thread each of three warpgroups
-# An estimate of the cycles between two tiles of a CTA: finding a group, the first load, the last
-# store. The other constants of the model are those of `gemm.rule_cycles`.
-_TILE_CYCLES = 1500.0
-# The bytes of results that tiles of 64×128 with few terms write, by cycle and SM: a tile every
-# 1,270 cycles. That is what the DRAM of an H100 takes, and less than that of an H200 does.
-_SMALL_TILES_WRITE = 12.9
-_DRAM_TAKES = 0.8  # of its peak, of results
 
 
 @functools.lru_cache(maxsize=4096)  # as `launch`
@@ -169,181 +125,6 @@ def _unusable_halves(problem: GroupedProblem) -> str | None:
     return None
 
 
-def config_for(problem: GroupedProblem, rates: Rates) -> HopperConfig:
-    """Chooses the tile with the fewest cycles by a simple model, for groups of equal size. fp8
-    operands are in words, of which tensor cores multiply as many in a cycle as of 16-bit values.
-
-    Where DRAM bounds the call, small tiles share the work more evenly: groups of few rows wait for
-    the weights, sums of few terms for the results to be written. Measured on an H100; the DRAM of
-    an H200 takes results faster than small tiles write them (WORKLOG.md).
-    """
-    problem = replace(problem, M=problem.expected_rows)
-    few_rows = problem.form == "ragged_m" and problem.M / problem.groups <= FEW_ROWS
-    candidates = _gathering() if problem.gathers else _candidates()
-    if problem.scales is not None:
-        candidates = _scaling(
-            problem.scales.columns,
-            problem.epilogue.gated,
-            _loading_registers(problem),
-            are_scales_wide(problem),
-        )
-        if has_whole_halves(problem):
-            candidates = _pairing() + tuple(c for c in candidates if c.tile_m == 64)
-    small = [config for config in candidates if config.tile_m == 64]
-    best = min(
-        small if few_rows else candidates,
-        key=lambda config: _predicted_cycles(config, problem, rates),
-    )
-    cycles, dram = _cycles(best, problem, rates)
-    if problem.form == "ragged_k" and dram > cycles:
-        return _writing(problem, small[0], candidates, rates)
-    return best
-
-
-def _writing(
-    problem: GroupedProblem,
-    small: HopperConfig,
-    candidates: tuple[HopperConfig, ...],
-    rates: Rates,
-) -> HopperConfig:
-    """Returns the config for results that wait for DRAM: a small one where that writes them as fast
-    as DRAM takes them, else a large one without a cluster, whose tiles follow the rows of the
-    result.
-    """
-    taken = _DRAM_TAKES * rates.dram_bytes_per_clock / rates.sms
-    if taken <= _SMALL_TILES_WRITE or problem.scales is not None:
-        return small
-    large = [config for config in candidates if config.tile_m == 128 and config.cluster == 1]
-    best = min(large, key=lambda config: _predicted_cycles(config, problem, rates))
-    return replace(best, order="row")
-
-
-def _predicted_cycles(config: HopperConfig, problem: GroupedProblem, rates: Rates) -> float:
-    """Returns the cycles of a call in the model, in which loads from DRAM overlap with products."""
-    cycles, dram = _cycles(config, problem, rates)
-    return float((cycles**4 + dram**4) ** 0.25)
-
-
-def _candidates() -> tuple[HopperConfig, ...]:
-    return _shaped(_TILES)
-
-
-@functools.cache
-def _shaped(tiles: tuple[tuple[int, int, int, int, int], ...]) -> tuple[HopperConfig, ...]:
-    base = replace(Config(), k_serpentine=False, gpc_local=False, stagger="never")
-    found = []
-    for tile_m, consumers, cluster_m, cluster_n, tile_n in tiles:
-        shaped = rule_tiles.shaped(base, tile_m, consumers, cluster_m, cluster_n)
-        found.append(rule_tiles.filled(replace(shaped, tile_n=tile_n)))
-    return tuple(found)
-
-
-@functools.cache
-def _scaling(
-    block_b: int, gated: bool, loading_registers: int = LOADING_REGISTERS, wide: bool = False
-) -> tuple[HopperConfig, ...]:
-    """Returns the candidates for scales that vary along K, of which `block_b` columns of B share
-    one. They leave room for the sums of a stage, and for its scales. The warp that copies scales
-    has `loading_registers`, more than those that start TMA loads need. Consumers with 128 rows have
-    none left for the scales of both halves of gated pairs, and the warp has none for the addresses
-    in a cluster where each column has a scale, unless TMA loads `wide` ones.
-    """
-    return tuple(
-        _with_room_for_scales(_with_registers_to_load(config, loading_registers), block_b)
-        for config in _shaped(_SCALED_TILES)
-        if config.tile_m <= (128 if gated and block_b > 1 else 256)
-        and (wide or not (config.tile_m == 256 and config.cluster > 1 and block_b == 1))
-    )
-
-
-@functools.cache
-def _pairing() -> tuple[HopperConfig, ...]:
-    """Returns the candidates for gated pairs with halves of whole blocks."""
-    return tuple(
-        _with_room_for_scales(_with_registers_to_load(replace(config, mma_n=BLOCK)), BLOCK)
-        for config in _shaped(_SCALED_PAIRS)
-    )
-
-
-def _loading_registers(problem: GroupedProblem) -> int:
-    """Returns how many registers a thread has that copies scales. Where each column has one, the
-    addresses of 256 rows and 128 columns need 64, unless an epilogue leaves none for them: measured
-    by what ptxas spills.
-    """
-    epilogue = problem.epilogue
-    adds = epilogue.bias is not None or epilogue.residual is not None
-    if problem.form != "ragged_k":
-        return LOADING_REGISTERS
-    if are_scales_wide(problem):
-        return TMA_REGISTERS
-    frees = adds or (problem.out_dtype.itemsize == 2 and not epilogue.gated)
-    return 64 if frees else LOADING_REGISTERS
-
-
-def _with_registers_to_load(
-    config: HopperConfig, registers: int = LOADING_REGISTERS
-) -> HopperConfig:
-    """Returns the config with registers for warps that copy more than they start TMA loads, of
-    which two consumers leave so many.
-    """
-    if not config.producer_registers:
-        return config
-    consumer_registers = (_REGISTERS_OF_THREE - registers) // 2 // 8 * 8
-    return replace(config, producer_registers=registers, consumer_registers=consumer_registers)
-
-
-def _with_room_for_scales(config: HopperConfig, block_b: int) -> HopperConfig:
-    """Returns the config with as many stages as fit beside their scales and the schedule. Where few
-    fit, another stage is worth more than an epilogue stage, as in `rule_tiles.filled`.
-    """
-    most = SHARED_MEMORY - 4 * MOST_GROUPS
-    while True:
-        scales = 4 * config.stages * (stage_scales(config, block_b) + GRANULE)
-        if config.shared_memory_bytes + scales <= most:
-            return config
-        if config.stages < 5 and config.epilogue_stages > 1:
-            config = replace(config, epilogue_stages=1)
-        else:
-            config = replace(config, stages=config.stages - 1)
-
-
-@functools.cache
-def _gathering() -> tuple[HopperConfig, ...]:
-    """Returns the candidates for gathered rows. Those of a CTA are its own, so no cluster shares
-    them, and one that shares B gains nothing (WORKLOG.md). The warps that gather need more
-    registers than those that start TMA loads.
-    """
-    return tuple(_with_registers_to_load(config) for config in _candidates() if config.cluster == 1)
-
-
-def _cycles(config: HopperConfig, problem: GroupedProblem, rates: Rates) -> tuple[float, float]:
-    """Returns the cycles of the SMs, and those of DRAM, for groups of equal size."""
-    M, N, K, groups = problem.M, problem.N, problem.K, problem.groups
-    epilogue = problem.epilogue
-    # The columns of all matrices that lie as the result does.
-    results = problem.columns * (1 if epilogue.residual is None else 2)
-    results += 0 if epilogue.aux is None else N
-    together = 1 if turns(problem, config) else config.cluster_m  # tile rows that are used or not
-    rows = config.tile_m * together
-    if problem.form == "ragged_m":
-        groups = min(groups, max(M, 1))
-        # A group ends in the middle of a tile on average.
-        mean = M / groups
-        tile_rows = groups * (1.0 if mean <= rows else mean / rows + 0.5)
-        moved, depth = M * K + groups * K * N + M * results, float(K)
-    else:
-        tile_rows = groups * math.ceil(M / rows)
-        moved, depth = (M + N) * K + groups * M * results, K / groups + config.tile_k / 2
-    columns = config.tile_n * config.cluster_n
-    tiles = tile_rows * together * math.ceil(N / columns) * config.cluster_n
-    products = 2 * config.tile_m * config.tile_n * depth / (rule_cycles.REACHED * 4096)
-    own_rows = config.tile_m / config.cluster_n + config.tile_n / config.cluster_m
-    loads = 2 * own_rows * depth / rule_cycles.STEADY_BYTES
-    tile = (products**3 + loads**3) ** (1 / 3) + _TILE_CYCLES
-    dram = 2 * moved / rates.dram_bytes_per_clock
-    return math.ceil(tiles / rates.sms) * tile, dram
-
-
 def run(
     problem: GroupedProblem,
     a: Tensor,
@@ -406,6 +187,22 @@ def _tuned(problem: GroupedProblem) -> HopperConfig | None:
     """
     text = hooks.tuner.get().grouped_config(problem)
     return configs.from_text(Config, text) if text else None
+
+
+def artifact(problem: GroupedProblem, config: HopperConfig | None = None) -> Artifact:
+    """Compiles what `launch` would launch for a supported product on an H100; needs no GPU. Raises
+    ValueError for a product that is not supported.
+    """
+    in_words = layouts.in_words(problem)
+    return compile.artifact(
+        "hopper.grouped",
+        config or config_for(in_words, Rates()),
+        lambda *_: unsupported(problem),
+        variant_of,
+        compile_variant,
+        shared_memory,
+        problem=in_words,
+    )
 
 
 # As many shapes as a model with experts has, many times over.

@@ -14,6 +14,7 @@ from outblas.core.epilogue import NONE
 from outblas.core.problem import Problem, with_row_major_output
 from outblas.device import clusters, l2
 from outblas.hopper.gemm import operand_copies
+from outblas.hopper.gemm.kernel import Config
 from outblas.hopper.gemm.rule_cycles import (
     FEW,
     HELD,
@@ -24,7 +25,14 @@ from outblas.hopper.gemm.rule_cycles import (
 )
 from outblas.hopper.gemm.rule_cycles import Rates as Rates
 from outblas.hopper.gemm.rule_cycles import rates as rates
-from outblas.hopper.gemm.rule_tiles import CLUSTER_K, RuleTile, Tiles, tiles_of
+from outblas.hopper.gemm.rule_tiles import (
+    CLUSTER_K,
+    RuleTile,
+    Tiles,
+    fixed_tiles,
+    streaming_tiles,
+    tiles_of,
+)
 from outblas.hopper.gemm.scale_layout import are_all_wide
 from outblas.hopper.parts.config import HopperConfig
 from outblas.hopper.parts.config_limits import block_scaled_reason, gated_reason, quantized_reason
@@ -53,13 +61,13 @@ _PROMOTED_TILES = (
 _PROMOTED_PAIRS = ((128, 2, 2, 1), (128, 2, 1, 2), (128, 2, 1, 1), (64, 1, 2, 1), (64, 1, 1, 1))
 _FEWEST_K_TILES = 4  # minimum k tiles per CTA
 _ENOUGH_STAGES = 3  # of k tiles of 128 terms, for weights that come from DRAM
+_IN_ONE_ORDER = replace(Config(), k_serpentine=False)
 _ANY = torch.device("meta")  # the config depends on no device
 _ENOUGH_PROMOTED = 5  # stages; more are worth less than another epilogue stage
 
 
-def config(problem: Problem, gpu: Rates, base: HopperConfig) -> HopperConfig:
-    """Returns the config for a problem on a GPU with these rates. `base` provides the fields that
-    the heuristic does not set.
+def config(problem: Problem, gpu: Rates) -> HopperConfig:
+    """Returns the config for a problem on a GPU with these rates.
 
     A batch-invariant product processes K in one order. The heuristic may still choose tiles and
     their shape by M, because they do not change bits.
@@ -74,22 +82,16 @@ def config(problem: Problem, gpu: Rates, base: HopperConfig) -> HopperConfig:
         scaled=False,
         epilogue=epilogue,
     )
-    return _config(alike, gpu, base)
+    return _best(alike, gpu)[1]
 
 
-@functools.lru_cache(maxsize=512)
-def _config(problem: Problem, gpu: Rates, base: HopperConfig) -> HopperConfig:
-    return _best(problem, gpu, base)[1]
-
-
-@functools.lru_cache(maxsize=512)
-def quantizes(problem: Problem, gpu: Rates, base: HopperConfig) -> bool:
+def quantizes(problem: Problem, gpu: Rates) -> bool:
     """Returns whether a C in fp8 with scales costs fewer cycles than one in fp32 and a pass that
     quantizes it, which reads four bytes of each element and writes one.
     """
-    wide = _best(unquantized(problem), gpu, base)[0]
+    wide = _best(unquantized(problem), gpu)[0]
     quantized = QUANTIZE_CYCLES + 5 * problem.M * problem.N / gpu.dram_bytes_per_clock
-    return _best(problem, gpu, base)[0] <= wide + quantized
+    return _best(problem, gpu)[0] <= wide + quantized
 
 
 def unquantized(problem: Problem) -> Problem:
@@ -107,13 +109,13 @@ def sums_halves(problem: Problem) -> bool:
     return fp8.formats(problem.formats).promoted
 
 
-def _best(problem: Problem, gpu: Rates, base: HopperConfig) -> tuple[float, HopperConfig]:
+@functools.lru_cache(maxsize=512)
+def _best(problem: Problem, gpu: Rates) -> tuple[float, HopperConfig]:
     """Returns the config of the fewest cycles, and how many these are."""
     call = _call_of(problem, gpu)
     problem = call.problem
-    if problem.batch_invariant:
-        base = replace(base, k_serpentine=False)
-    tiles, formats = tiles_of(base), fp8.formats(problem.formats) if problem.formats else None
+    tiles = tiles_of(_IN_ONE_ORDER if problem.batch_invariant else Config())
+    formats = fp8.formats(problem.formats) if problem.formats else None
     promoted = formats is not None and formats.promoted
     candidates = _promoted_candidates(call, tiles) if promoted else _candidates(call, tiles)
     if problem.epilogue.gated:
@@ -125,12 +127,12 @@ def _best(problem: Problem, gpu: Rates, base: HopperConfig) -> tuple[float, Hopp
         gated = problem.epilogue.gated
         candidates = (c for c in candidates if quantized_reason(c.config, gated) is None)
     cycles = ConfigCycles.promoted_cycles if promoted else ConfigCycles.cycles
-    fewest, best = math.inf, base
+    fewest, best = math.inf, None
     for candidate in candidates:
-        found = cycles(candidate, call, fewest)
-        if found < fewest:
-            fewest, best = found, candidate.config
-    if fewest == math.inf:
+        needed = cycles(candidate, call, fewest)
+        if needed < fewest:
+            fewest, best = needed, candidate.config
+    if best is None:
         raise ValueError("no config of the rule takes this problem")
     return fewest, best
 
@@ -168,7 +170,7 @@ def _with_scales(
             half = c.tile_n // 2
             if block_b > 1 and sums_halves(call.problem) and half % fp8.BLOCK and fp8.BLOCK % half:
                 continue  # halves of other widths need a select for each column
-        copied = block_b == 1 and (c.weights_ready or not loaded)
+        copied = block_b == 1 and not loaded
         if copied and c.tile_m > 192:
             continue
         if copied and c.mma_n and c.producer_registers:
@@ -206,7 +208,7 @@ def _candidates(call: ModelCall, tiles: Tiles) -> Iterator[ConfigCycles]:
     any_column = swaps_of_any_column(problem)[:1]
     # Two CTAs for every tile, the largest of which has 128 × 256 outputs, must have an SM each.
     divides = 2 * M * N * call.matrices <= 128 * 256 * call.gpu.sms
-    for tile in tiles.fixed(min(M, N) <= FEW, any_column == [True]):
+    for tile in fixed_tiles(min(M, N) <= FEW, any_column == [True]):
         deep = _with_deep_k_tiles(tile, tiles, call)
         yield tiles.model(deep)
         if divides and not problem.batch_invariant:
@@ -228,7 +230,7 @@ def _streaming_candidates(call: ModelCall, tiles: Tiles) -> Iterator[ConfigCycle
     few_rows = call.M <= call.N
     problem = with_row_major_output(call.problem)[0]
     weights_along_k = problem.b[-2] == 1 if few_rows else problem.a[-1] == 1
-    for tile, beyond in tiles.streaming(few_rows, weights_along_k):
+    for tile, beyond in streaming_tiles(few_rows, weights_along_k):
         if beyond < min(call.M, call.N):
             deep = _with_deep_k_tiles(tile, tiles, call)
             yield tiles.model(deep)
@@ -311,7 +313,7 @@ def _with_deep_k_tiles(tile: RuleTile, tiles: Tiles, call: ModelCall) -> RuleTil
     """
     if call.problem.K < 8 * 128 or "promoted" in call.problem.formats:
         return tile
-    deep = tiles.deep(tile)
+    deep = tile._replace(tile_k=128)
     small = tile.tile_m * tile.tile_n < 64 * 128 and tile.cluster_m * tile.cluster_n == 1
     if small or (call.streams and tiles.config(deep).stages >= _ENOUGH_STAGES):
         return deep

@@ -156,7 +156,7 @@ def own_config(problem: Problem) -> HopperConfig:
     rates = device_rates(problem.device)
     if problem.sm_carveout:
         rates = rates._replace(sms=usable(rates.sms, 0, problem.sm_carveout))
-    config = heuristic.config(problem, rates, Config())
+    config = heuristic.config(problem, rates)
     if reason := config_unsupported_reason(problem, config):
         raise ValueError(f"kernel 'hopper.gemm': {reason}")
     return config
@@ -168,7 +168,7 @@ def quantizes(problem: Problem) -> bool:
     """
     if 0 in (problem.M, problem.N, problem.K) or unsupported(problem):
         return False
-    return heuristic.quantizes(problem, device_rates(problem.device), Config())
+    return heuristic.quantizes(problem, device_rates(problem.device))
 
 
 def precompile(problem: Problem, config: HopperConfig, arch: int) -> None:

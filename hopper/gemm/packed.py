@@ -10,7 +10,6 @@ from outblas.hopper.gemm.compile import compile_variant
 from outblas.hopper.gemm.group_host import config_for
 from outblas.hopper.gemm.group_variant import variant_of as group_variant_of
 from outblas.hopper.gemm.host import unsupported
-from outblas.hopper.gemm.kernel import Config
 from outblas.hopper.gemm.variant import Variant, example_variant
 from outblas.hopper.parts import compile
 from outblas.hopper.parts.config import HopperConfig
@@ -25,7 +24,7 @@ def variants(
     that find out where its CTAs run. `config`: None for the kernel's own choice there.
     """
     if config is None:
-        config = heuristic.config(problem, heuristic.rates(machine), Config())
+        config = heuristic.config(problem, heuristic.rates(machine))
     product = example_variant(problem, config, machine.sms)
     if not (product.traits.ordered and product.traits.single_wave):
         return (product,)
@@ -40,7 +39,7 @@ def computed(problem: Problem, machine: Machine) -> Problem:
     if problem.epilogue.scale_out is None:
         return problem
     rates = heuristic.rates(machine)
-    if unsupported(problem) is None and heuristic.quantizes(problem, rates, Config()):
+    if unsupported(problem) is None and heuristic.quantizes(problem, rates):
         return problem
     return heuristic.unquantized(problem)
 

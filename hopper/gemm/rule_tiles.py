@@ -1,7 +1,6 @@
 """The tiles among which the rule of `hopper.gemm` chooses, and their filled configs."""
 
 import functools
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
@@ -61,13 +60,83 @@ class RuleTile(NamedTuple):
     split_k: int = 1
 
 
-def _fixed_tiles() -> Iterator[RuleTile]:
-    for tile_m, consumers, cluster_m, cluster_n, swap, widths in _TILES:
-        for width in widths:
-            yield RuleTile(tile_m, consumers, cluster_m, cluster_n, swap, width)
+class Tiles:
+    """The filled configs of tiles beside one base config. A planned call looks at a hundred of
+    them, and making one takes longer than judging it, so they are kept.
+    """
+
+    def __init__(self, base: HopperConfig) -> None:
+        self.base = base
+        self.model = functools.cache(self._model)
+        self.partitions = functools.cache(self._partitions)
+        self.variable = functools.cache(self._variable)
+
+    def _variable(self, swap: bool, gated: bool, in_halves: bool) -> VariableWidths:
+        """Returns the configs of tiles of variable width, with this `swap_ab`. `gated`: those that
+        can take gated pairs, also `in_halves`.
+        """
+        models = [
+            self.model(RuleTile(tile_m, consumers, cluster_m, cluster_n, swap, width, True))
+            for tile_m, consumers, cluster_m, cluster_n, widths in _VARIABLE_N_TILES
+            for width in widths
+        ]
+        if gated:
+            models = [c for c in models if gated_reason(c.config, in_halves) is None]
+        return VariableWidths(models, swap)
+
+    def config(self, tile: RuleTile) -> HopperConfig:
+        """Returns the filled config of a tile."""
+        return self.model(tile).config
+
+    def _model(self, tile: RuleTile) -> ConfigCycles:
+        """Returns the filled config of a tile in the model."""
+        base = self.base
+        config = replace(
+            shaped(base, *tile[:4]),
+            swap_ab=tile.swap_ab,
+            tile_n=tile.tile_n,
+            variable_tile_n=tile.variable_tile_n,
+            tile_k=tile.tile_k or base.tile_k,
+            cluster_k=tile.cluster_k,
+            mma_n=tile.mma_n or base.mma_n,
+            split_k=tile.split_k,
+            k_serpentine=base.k_serpentine and tile.split_k == 1,
+        )
+        return ConfigCycles(filled(config))
+
+    def _partitions(self, tile: RuleTile) -> list[tuple[int, ConfigCycles]]:
+        """Returns the numbers of CTAs of a cluster that can divide K, each with its config."""
+        of_tile = self.model(tile)
+        return [
+            (cluster_k, self.model(tile._replace(cluster_k=cluster_k)))
+            for cluster_k in CLUSTER_K
+            if of_tile.cluster * cluster_k <= 8 and tile.tile_n % (8 * cluster_k) == 0
+        ]
 
 
-def _streaming_tiles(few_rows: bool, weights_along_k: bool) -> Iterator[tuple[RuleTile, int]]:
+tiles_of = functools.lru_cache(maxsize=16)(Tiles)
+
+
+@functools.cache
+def fixed_tiles(few: bool, swaps_odd_widths: bool) -> tuple[RuleTile, ...]:
+    """Returns the tiles of `_TILES`, for `few` rows or columns also those that exchange the
+    operands. `swaps_odd_widths`: so do those that begin inside of 64 columns.
+    """
+    return tuple(
+        RuleTile(*shape, swap or (swaps_odd_widths and width % 64 > 0), width)
+        for *shape, swap, widths in _TILES
+        if few or not swap
+        for width in widths
+    )
+
+
+@functools.cache
+def streaming_tiles(few_rows: bool, weights_along_k: bool) -> tuple[tuple[RuleTile, int], ...]:
+    """Returns the tiles of `_STREAMING_TILES`, each with the rows or columns that the few must be
+    more than, because a cluster along them needs two tiles there. `few_rows`: the few are rows of
+    C.
+    """
+    tiles = []
     for kind, (cluster_m, cluster_n) in product(_STREAMING_TILES, _STREAMING_CLUSTERS):
         tile_m, consumers, few_are_columns, widths = kind
         for width in widths:
@@ -76,106 +145,8 @@ def _streaming_tiles(few_rows: bool, weights_along_k: bool) -> Iterator[tuple[Ru
                 swap = few_are_columns == few_rows
                 along_few, side = (cluster_n, width) if few_are_columns else (cluster_m, tile_m)
                 tile = RuleTile(tile_m, consumers, cluster_m, cluster_n, swap, width)
-                yield tile, (along_few - 1) * side
-
-
-class Tiles:
-    """The filled configs of tiles beside one base config. A planned call looks at a hundred of
-    them, and making one takes longer than judging it, so they are kept.
-    """
-
-    def __init__(self, base: HopperConfig) -> None:
-        self.base = base
-        self._made: dict[RuleTile, ConfigCycles] = {}
-        self._deep: dict[RuleTile, RuleTile] = {}
-        self._partitions: dict[RuleTile, list[tuple[int, ConfigCycles]]] = {}
-        self._variable: dict[tuple[bool, bool, bool], VariableWidths] = {}
-        self._fixed: dict[tuple[bool, bool], list[RuleTile]] = {}
-        self._streaming: dict[tuple[bool, bool], list[tuple[RuleTile, int]]] = {}
-
-    def variable(self, swap: bool, gated: bool, in_halves: bool) -> VariableWidths:
-        """Returns the configs of tiles of variable width, with this `swap_ab`. `gated`: those that
-        can take gated pairs, also `in_halves`.
-        """
-        key = swap, gated, in_halves
-        if key not in self._variable:
-            models = [
-                self.model(RuleTile(tile_m, consumers, cluster_m, cluster_n, swap, width, True))
-                for tile_m, consumers, cluster_m, cluster_n, widths in _VARIABLE_N_TILES
-                for width in widths
-            ]
-            if gated:
-                models = [c for c in models if gated_reason(c.config, in_halves) is None]
-            self._variable[key] = VariableWidths(models, swap)
-        return self._variable[key]
-
-    def fixed(self, few: bool, swaps_odd_widths: bool) -> list[RuleTile]:
-        """Returns the tiles of `_TILES`, for `few` rows or columns also those that exchange the
-        operands. `swaps_odd_widths`: so do those that begin inside of 64 columns.
-        """
-        key = few, swaps_odd_widths
-        if key not in self._fixed:
-            self._fixed[key] = [
-                tile._replace(swap_ab=tile.swap_ab or (swaps_odd_widths and tile.tile_n % 64 > 0))
-                for tile in _fixed_tiles()
-                if few or not tile.swap_ab
-            ]
-        return self._fixed[key]
-
-    def streaming(self, few_rows: bool, weights_along_k: bool) -> list[tuple[RuleTile, int]]:
-        """Returns the tiles of `_STREAMING_TILES`, each with the rows or columns that the few must
-        be more than, because a cluster along them needs two tiles there. `few_rows`: the few are
-        rows of C.
-        """
-        key = few_rows, weights_along_k
-        if key not in self._streaming:
-            self._streaming[key] = list(_streaming_tiles(few_rows, weights_along_k))
-        return self._streaming[key]
-
-    def config(self, tile: RuleTile) -> HopperConfig:
-        """Returns the filled config of a tile."""
-        return self.model(tile).config
-
-    def model(self, tile: RuleTile) -> ConfigCycles:
-        """Returns the filled config of a tile in the model."""
-        found = self._made.get(tile)
-        if found is None:
-            base = self.base
-            config = replace(
-                shaped(base, *tile[:4]),
-                swap_ab=tile.swap_ab,
-                tile_n=tile.tile_n,
-                variable_tile_n=tile.variable_tile_n,
-                tile_k=tile.tile_k or base.tile_k,
-                cluster_k=tile.cluster_k,
-                mma_n=tile.mma_n or base.mma_n,
-                split_k=tile.split_k,
-                k_serpentine=base.k_serpentine and tile.split_k == 1,
-            )
-            found = self._made[tile] = ConfigCycles(filled(config))
-        return found
-
-    def deep(self, tile: RuleTile) -> RuleTile:
-        """Returns the tile with k tiles of 128 terms."""
-        found = self._deep.get(tile)
-        if found is None:
-            found = self._deep[tile] = tile._replace(tile_k=128)
-        return found
-
-    def partitions(self, tile: RuleTile) -> list[tuple[int, ConfigCycles]]:
-        """Returns the numbers of CTAs of a cluster that can divide K, each with its config."""
-        found = self._partitions.get(tile)
-        if found is None:
-            of_tile = self.model(tile)
-            found = self._partitions[tile] = [
-                (cluster_k, self.model(tile._replace(cluster_k=cluster_k)))
-                for cluster_k in CLUSTER_K
-                if of_tile.cluster * cluster_k <= 8 and tile.tile_n % (8 * cluster_k) == 0
-            ]
-        return found
-
-
-tiles_of = functools.lru_cache(maxsize=16)(Tiles)
+                tiles.append((tile, (along_few - 1) * side))
+    return tuple(tiles)
 
 
 def shaped(

@@ -70,7 +70,7 @@ def space(problem: Problem, machine: Machine) -> Space[HopperConfig]:
         return config.tile_n == own.tile_n and config == own
 
     found = LazySpace(
-        functools.partial(heuristic.config, problem, heuristic.rates(machine), Config()),
+        functools.partial(heuristic.config, problem, heuristic.rates(machine)),
         axes={},
         also=_Listed(problem, machine),
         invalid_reason=invalid_reason,

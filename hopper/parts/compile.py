@@ -193,6 +193,9 @@ def artifact(
         raise ValueError(reason)
     variant = variant_of(problem, config)
     code = compile_code(variant, functools.partial(build, variant))
+    smem_bytes = shared_memory(variant)
+    if f"({smem_bytes} : i64)" not in code.launch:
+        raise AssertionError(f"{kernel} asks for other than {smem_bytes} bytes of shared memory")
     return Artifact(
         kernel=kernel,
         arch=ARCH,
@@ -204,7 +207,7 @@ def artifact(
         ptx=code.ptx,
         log=code.log,
         threads=cta_threads(code.ptx),
-        smem_bytes=shared_memory(variant),
+        smem_bytes=smem_bytes,
         stages=config.stages,
         tile=(config.tile_m, config.tile_n, config.tile_k),
     )

@@ -51,7 +51,7 @@ def of_case(case: Case) -> Problem:
 
 def by_rule(problem: Problem) -> HopperConfig:
     """What the kernel takes if no config is given."""
-    return heuristic.config(problem, heuristic.Rates(SMS), gemm.Config())
+    return heuristic.config(problem, heuristic.Rates(SMS))
 
 
 def by_default(problem: Problem) -> HopperConfig | None:

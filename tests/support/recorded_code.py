@@ -1,10 +1,4 @@
-"""The snapshot of machine code, tests/data/machine_code.json, and which of it CI compiles.
-
-Tests of what a variant of a Hopper kernel is made of look at variants of the snapshot, by their
-names there: both then take one compile.
-"""
-
-import pytest
+"""The snapshot of machine code, tests/data/machine_code.json, and which of it CI compiles."""
 
 from outblas.base import registry
 from tools import machine_code
@@ -13,51 +7,65 @@ from tools.machine_code import KernelVariant
 RECORDED = machine_code.load()
 ENTRIES = RECORDED["variants"]
 
-# A Hopper variant takes a core for about a second, so CI compiles each rung as it is called by
-# default, and of `hopper.gemm` a variant for each of its features. `make machine-code` and
-# `pytest -m slow` compile all.
+# A variant takes a core for a quarter of a second to five, so CI compiles each rung once, and of
+# `hopper.gemm` and groups the smallest variants that have every feature: nearly all lines of device
+# code that any variant enters. `make machine-code` and `pytest -m slow` compile all.
 HOPPER_IN_CI = {
     *(kernel.name for kernel in registry.ladder("hopper")),
-    "hopper.hilbert three consumers",
-    "hopper.hilbert tt",
     "hopper.large_tile mma_n 32",
-    "hopper.store_tuning stores through L1",
-    "hopper.tma_wgmma 16 columns",
     "hopper.tma_wgmma nn",
     "hopper.tma_wgmma tn",
-    "hopper.gemm 16 columns nn",
-    "hopper.gemm GeGLU, bias, residual and aux",
+    "hopper.gemm GeGLU, bias, residual and aux, one consumer",
     "hopper.gemm K in a cluster of 2, 16 rows",
-    "hopper.gemm addend",
-    "hopper.gemm all epilogue steps, one consumer",
+    "hopper.gemm addend, one consumer",
     "hopper.gemm batch, swapped operands",
     "hopper.gemm cluster 2x2",
-    "hopper.gemm float16",
-    "hopper.gemm float32 output",
-    "hopper.gemm fp8 blocks of both, GELU, bias and residual",
-    "hopper.gemm fp8 blocks of rows, 256x128",
-    "hopper.gemm fp8 blocks, 256x128, GELU, bias and residual",
+    "hopper.gemm float16, float32 output, one consumer",
+    "hopper.gemm fp8 blocks of both, GELU, bias and residual, one consumer",
     "hopper.gemm fp8 blocks to fp8, SwiGLU",
-    "hopper.gemm fp8, fast sums, scales by rows",
-    "hopper.gemm fp8, promoted sums",
-    "hopper.gemm odd N",
+    "hopper.gemm fp8, promoted sums, scales by rows, bias, one consumer",
+    "hopper.gemm fp8, swapped operands, one consumer",
     "hopper.gemm one wave, three consumers",
-    "hopper.gemm one wave, two consumers",
-    "hopper.gemm operands that TMA cannot load",
-    "hopper.gemm output without contiguous dimension",
-    "hopper.gemm split-K, three consumers",
-    "hopper.gemm stores from registers",
-    "hopper.gemm stream-K nn",
-    "hopper.gemm tanh GELU, pingpong",
-    "hopper.gemm variable tile N nn",
+    "hopper.gemm pingpong nn",
+    "hopper.gemm residual by columns, one consumer",
+    "hopper.gemm split-K, one consumer",
+    "hopper.gemm stores from registers, one consumer",
+    "hopper.gemm stream-K, one consumer",
+    "hopper.gemm strided output of unaligned operands, one consumer",
+    "hopper.gemm variable tile N, one consumer",
+    "hopper.gemm weights ready, one consumer",
+    "hopper.grouped gathered and scattered rows, SwiGLU",
+    "hopper.grouped masked rows, bias",
+    "hopper.grouped rows",
+    "hopper.grouped rows, GELU, bias, residual and aux",
+    "hopper.grouped rows, fp8 blocks",
+    "hopper.grouped terms",
 }
-# Triton kernels share their epilogues' device code: CI compiles each step of it in one kernel.
-TRITON_LEFT_OUT = {
-    "portable bias and GELU",
-    "simt.pipelined addend, any sizes",
-    "turing.cp_async SwiGLU",
-    "turing.cp_async residual and aux",
+# Each kernel in Triton for one architecture; other tests compile them for all. They share their
+# epilogues' device code: each step of it in one kernel.
+TRITON_IN_CI = {
+    "activation_backward GELU",
+    "activation_backward SwiGLU",
+    "portable SwiGLU",
+    "portable residual and aux",
+    "portable sm_90",
+    "simt.coalesced sm_80",
+    "simt.naive addend, any sizes",
+    "simt.naive sm_75",
+    "simt.pipelined sm_80",
+    "simt.register sm_80",
+    "simt.shared sm_75",
+    "simt.strip sm_75",
+    "simt.vectorized sm_75",
+    "simt.warptile batch",
+    "turing.cp_async bias and GELU",
+    "turing.double_buffer sm_75",
+    "turing.ldmatrix code for sm_75 on sm_90",
+    "turing.shared sm_75",
+    "turing.vectorized sm_75",
+    "turing.wmma sm_80",
 }
+IN_CI = HOPPER_IN_CI | TRITON_IN_CI
 
 
 def is_hopper(name: str) -> bool:
@@ -65,18 +73,6 @@ def is_hopper(name: str) -> bool:
     return name.startswith("hopper.")
 
 
-IN_CI = {
-    name
-    for name in ENTRIES
-    if (name in HOPPER_IN_CI if is_hopper(name) else name not in TRITON_LEFT_OUT)
-}
-
-
 def variant(name: str) -> KernelVariant:
     """A variant of the snapshot."""
     return machine_code.variant(ENTRIES[name])
-
-
-def parameter(name: str, *values: object) -> object:
-    """A case that looks at a variant of the snapshot: `slow` where CI does not compile that."""
-    return pytest.param(name, *values, id=name, marks=() if name in IN_CI else pytest.mark.slow)

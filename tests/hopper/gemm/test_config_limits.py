@@ -58,11 +58,11 @@ def test_the_rule_gives_gated_products_tiles_that_hold_pairs(shape) -> None:
     packed = product(M, N, K)
     gated = replace(gated, b=packed.b)
 
-    assert gated_reason(heuristic.config(gated, heuristic.Rates(), CONFIG)) is None
+    assert gated_reason(heuristic.config(gated, heuristic.Rates())) is None
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_rule_gives_promoted_sums_tiles_whose_registers_fit(shape) -> None:
     problem = replace(product(*shape), formats="e4m3 e4m3 promoted")
 
-    assert promoted_reason(heuristic.config(problem, heuristic.Rates(), CONFIG)) is None
+    assert promoted_reason(heuristic.config(problem, heuristic.Rates())) is None

@@ -1,4 +1,6 @@
-"""The host side of hopper.grouped: what it refuses, which tile it takes, its machine code."""
+"""The host side of hopper.grouped: what it refuses, which tile it takes, how tensors are read. Its
+machine code is in the snapshot.
+"""
 
 import re
 from dataclasses import replace
@@ -11,14 +13,15 @@ from outblas.base import machines
 from outblas.core.epilogue import GATED, Epilogue, View, glu_split
 from outblas.core.grouped import Form, GroupedProblem, GroupedTensors, describe
 from outblas.hopper.gemm import group_host as host
-from outblas.hopper.gemm.compile import compile_variant, kernel_of
+from outblas.hopper.gemm.compile import kernel_of
+from outblas.hopper.gemm.group_rule import candidates
 from outblas.hopper.gemm.group_variant import variant_of
 from outblas.hopper.gemm.heuristic import Rates, rates
-from outblas.hopper.parts import compile
 from outblas.hopper.parts.config import SHARED_MEMORY, HopperConfig
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 H100, H200 = (rates(machines.find(name)) for name in ("h100", "h200"))
+CONFIG = HopperConfig(tile_m=128, tile_n=128, stages=4, consumers=2, epilogue_stages=1)
 
 
 def problem(
@@ -232,8 +235,9 @@ def test_results_of_few_terms_are_written_as_fast_as_dram_takes_them(
     assert variant_of(problem("ragged_k", 256, M, N, K), config).traits.row_order == tile[-1]
 
 
-def test_the_schedule_fits_beside_the_stages() -> None:
-    for config in host._candidates():
+@pytest.mark.parametrize("has", ["", "gather"])
+def test_the_schedule_fits_beside_the_stages(has: str) -> None:
+    for config in candidates(problem(has=has)):
         assert config.shared_memory_bytes + 4 * host.MOST_GROUPS <= SHARED_MEMORY
 
 
@@ -254,13 +258,11 @@ def test_groups_of_a_fixed_capacity_are_rows_of_one_matrix() -> None:
 
 
 def test_all_capacities_are_compiled_once() -> None:
-    config = host._candidates()[-1]
+    variants = {variant_of(masked(capacity), CONFIG) for capacity in (1, 64, 100, 512, 3000)}
 
-    made = {variant_of(masked(capacity), config) for capacity in (1, 64, 100, 512, 3000)}
-
-    (one,) = made
-    assert one.traits.masked
-    assert one != variant_of(problem(), config)
+    (variant,) = variants
+    assert variant.traits.masked
+    assert variant != variant_of(problem(), CONFIG)
 
 
 TRAITS: dict[str, tuple[GroupedProblem, dict[str, Any]]] = {
@@ -316,101 +318,15 @@ def test_tensors_are_read_and_written_as_they_lie(name: str) -> None:
     given, wanted = TRAITS[name]
 
     assert host.unsupported(given) is None
-    traits = variant_of(given, host._candidates()[0]).traits
+    traits = variant_of(given, CONFIG).traits
 
     assert {name: getattr(traits, name) for name in wanted} == wanted
 
 
 def test_a_stage_without_room_for_a_residual_has_none() -> None:
-    config = replace(host._candidates()[0], tile_k=32)
+    config = replace(CONFIG, tile_k=32)
 
     assert variant_of(problem(has="residual"), config).traits.residual == "matrix"
-
-
-ALL = "bias residual aux"
-EPILOGUES = {
-    "bias": problem(has="bias"),
-    "activation": problem(activation="gelu", has="bias"),
-    "residual": problem(has="residual"),
-    "residual by columns": with_view(problem(has="residual"), "residual", (1, 4096)),
-    "gated, with all": problem(activation="swiglu", has=ALL),
-    "gated, with all, nn": problem(activation="swiglu", has=ALL, layout="nn"),
-    "gated, with all, of terms": problem("ragged_k", activation="swiglu", has=ALL),
-    "fp32": problem(activation="geglu", has=ALL, out_dtype=F32),
-    "ragged columns": ragged_n(),
-    "scatter": problem(has="scatter"),
-    "scatter, fp32": problem(has="scatter", out_dtype=F32),
-    "scatter, with all": problem(activation="swiglu", has=f"scatter weights {ALL}"),
-    "gather": problem(has="gather"),
-    "gather, gated": problem(activation="swiglu", has="gather bias aux"),
-    "gather, with all": problem(activation="swiglu", has=f"gather scatter weights {ALL}"),
-    "masked": masked(512),
-    "masked, with all": masked(512, activation="swiglu", has=ALL),
-}
-# Bytes that a thread spills, of 128 accumulators and the residual, the weights and the indices of
-# its rows. All other epilogues spill nothing.
-SPILLED = {"scatter, with all": 4}
-IN_CI = (
-    "ragged columns",
-    "gated, with all, of terms",
-    "scatter, with all",
-    "gather, gated",
-    "masked, with all",
-)
-
-
-@pytest.mark.compile
-@pytest.mark.parametrize(
-    "name", [n if n in IN_CI else pytest.param(n, marks=pytest.mark.slow) for n in EPILOGUES]
-)
-def test_an_epilogue_fits_into_the_registers(name: str) -> None:
-    candidates = host._gathering() if EPILOGUES[name].gathers else host._candidates()
-    made = variant_of(EPILOGUES[name], candidates[0])
-
-    code = compile.compile_code(made, lambda options: compile_variant(made, options))
-
-    (spilled,) = re.findall(r"(\d+) bytes spill stores", code.log)
-    assert int(spilled) <= SPILLED.get(name, 0)
-    assert "serialized" not in code.log
-
-
-RESULTS_OF_FEW_TERMS = problem("ragged_k", 256, 7168, 4096, 4096)
-
-
-@pytest.mark.compile
-@pytest.mark.parametrize(
-    ("given", "config"),
-    [
-        pytest.param(problem(groups=100), host._candidates()[0], id="rows"),
-        pytest.param(problem("ragged_k"), host._candidates()[0], id="terms"),
-        pytest.param(
-            RESULTS_OF_FEW_TERMS, host.config_for(RESULTS_OF_FEW_TERMS, H200), id="rows of results"
-        ),
-    ],
-)
-def test_nothing_spills(given: GroupedProblem, config: HopperConfig) -> None:
-    """128 accumulators, the epilogue, and the search for a group fit into the registers."""
-    made = variant_of(given, config)
-
-    code = compile.compile_code(made, lambda options: compile_variant(made, options))
-
-    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in code.log
-    assert "serialized" not in code.log
-    assert "wgmma.mma_async" in code.ptx
-    assert ("multicast::cluster" in code.ptx) == (config.cluster > 1)
-
-
-@pytest.mark.compile
-def test_groups_of_a_fixed_capacity_take_the_tiles_of_few_rows() -> None:
-    """What `config_for` chooses for them compiles, and full tiles are stored by TMA."""
-    given = masked(128, activation="swiglu", has="bias")
-    made = variant_of(given, host.config_for(given, H100))
-
-    code = compile.compile_code(made, lambda options: compile_variant(made, options))
-
-    assert made.config.tile_m == 64
-    assert ", 0 bytes spill stores" in code.log
-    assert "cp.async.bulk.tensor.2d.global" in code.ptx
 
 
 @pytest.mark.parametrize(("columns", "is_stored"), [(2048, False), (4096, True)])
@@ -453,7 +369,7 @@ def test_rows_are_gathered_into_memory_for_many_columns(
     ids=lambda changes: next(iter(changes)),
 )
 def test_a_config_with_a_lever_that_groups_do_not_have_is_refused(changes: dict[str, Any]) -> None:
-    config = replace(host._candidates()[0], **changes)
+    config = replace(CONFIG, **changes)
 
     with pytest.raises(ValueError, match=f"config: {next(iter(changes))} is"):
-        kernel_of(config, variant_of(problem(), host._candidates()[0]).traits)
+        kernel_of(config, variant_of(problem(), CONFIG).traits)

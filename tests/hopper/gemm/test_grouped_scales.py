@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.fp8 import E4M3, E5M2
+from support.fp8 import E4M3
 from support.scaled_groups import FORMS, draw
 
 from outblas.base import machines
@@ -27,10 +27,9 @@ from outblas.core.grouped import (
 from outblas.hopper.gemm import block_scales, scale_loads
 from outblas.hopper.gemm import group_host as host
 from outblas.hopper.gemm import group_layouts as layouts
-from outblas.hopper.gemm.compile import compile_variant
-from outblas.hopper.gemm.group_variant import variant_of
+from outblas.hopper.gemm.group_rule import candidates
+from outblas.hopper.gemm.group_variant import has_whole_halves, variant_of
 from outblas.hopper.gemm.heuristic import rates
-from outblas.hopper.parts import compile
 from outblas.hopper.parts.config import SHARED_MEMORY, HopperConfig
 from outblas.hopper.parts.config_limits import block_scaled_reason, gated_reason, promoted_reason
 
@@ -204,33 +203,34 @@ def test_tiles_of_256_rows_share_operands_where_tma_loads_all_scales() -> None:
     assert [c.producer_registers for c in configs] == [64, 40]
 
 
-@pytest.mark.parametrize(("block_b", "gated"), [(1, False), (1, True), (128, False), (128, True)])
+@pytest.mark.parametrize(
+    "given",
+    [
+        problem(),
+        problem("ragged_k"),
+        problem("ragged_k", activation="swiglu"),
+        problem(N=2096, activation="swiglu"),
+        problem(activation="swiglu"),
+    ],
+    ids=str,
+)
 def test_every_tile_has_room_for_the_sums_and_the_scales_of_its_stages(
-    block_b: int, gated: bool
+    given: GroupedProblem,
 ) -> None:
-    found = host._scaling(block_b, gated)
+    words = layouts.in_words(given)
+    in_halves = has_whole_halves(words)
+    configs = candidates(words)
 
-    assert len(found) >= 4
-    for config in found:
-        assert promoted_reason(config) is None
-        assert block_scaled_reason(config, block_b) is None
-        assert gated_reason(config) is None
+    assert len(configs) >= 4
+    assert {c.mma_n for c in configs} == ({0, 128} if in_halves else {0})
+    for config in configs:
+        traits = variant_of(words, config).traits
+        assert traits.whole_halves == in_halves
+        assert promoted_reason(config, gated=in_halves) is None
+        assert block_scaled_reason(config, traits.block_b) is None
+        assert gated_reason(config, in_halves=in_halves) is None
         assert config.stages >= 4
         assert config.shared_memory_bytes < SHARED_MEMORY
-
-
-def test_halves_of_whole_blocks_have_wide_tiles_with_room_for_them() -> None:
-    found = host._pairing()
-
-    for config in found:
-        assert promoted_reason(config, gated=True) is None
-        assert block_scaled_reason(config, 128) is None
-        assert gated_reason(config, in_halves=True) is None
-        assert config.stages >= 4
-    wide = problem(M=32768, activation="swiglu")
-    assert variant(wide).traits.whole_halves
-    assert not variant(problem(M=32768, N=2096, activation="swiglu")).traits.whole_halves
-    assert not variant(problem(M=32768)).traits.whole_halves
 
 
 @pytest.mark.parametrize(
@@ -252,60 +252,6 @@ def test_the_tile_suits_the_groups(given: GroupedProblem, tile: tuple[int, int])
     config = host.config_for(layouts.in_words(given), H100)
 
     assert (config.tile_m, config.tile_n) == tile
-
-
-def by_columns(given: GroupedProblem) -> GroupedProblem:
-    """The product with scales of rows as `quantize` returns them."""
-    assert given.scales is not None
-    return replace(given, scales=replace(given.scales, a=(0, 1, given.M), alignment=(16, 4)))
-
-
-def all_by_columns(given: GroupedProblem) -> GroupedProblem:
-    """The same with scales of columns that lie as those of rows do."""
-    loaded = by_columns(given)
-    assert loaded.scales is not None
-    return replace(loaded, scales=replace(loaded.scales, alignment=(16, 16)))
-
-
-ALL = "bias residual"
-MASKED = problem("masked", M=128)
-assert MASKED.scales is not None
-COMPILED = {
-    "terms, plain": problem("ragged_k", M=4096, K=65536),
-    "rows": problem(),
-    "many rows": problem(M=32768, has=ALL),
-    "many rows, loaded": by_columns(problem(M=32768)),
-    "rows, with all": problem(activation="swiglu", has=ALL),
-    "rows, with all, loaded": by_columns(problem(activation="swiglu", has=ALL)),
-    "rows, e5m2": problem(b=E5M2, out_dtype=F32),
-    "masked": MASKED,
-    "masked, loaded": replace(MASKED, scales=replace(MASKED.scales, a=(7168, 1, 128))),
-    "masked, many rows": problem("masked", M=4096, activation="swiglu"),
-    "terms": problem("ragged_k", out_dtype=F32),
-    "terms, loaded": all_by_columns(problem("ragged_k", M=4096, K=65536)),
-    "terms, all, loaded": all_by_columns(problem("ragged_k", M=4096, out_dtype=F32, has=ALL)),
-    "terms, gated, loaded": all_by_columns(problem("ragged_k", activation="swiglu", has=ALL)),
-    "terms, with all": problem("ragged_k", activation="swiglu", has=ALL),
-}
-IN_CI = "rows, with all, loaded", "masked", "terms"
-
-
-@pytest.mark.compile
-@pytest.mark.parametrize(
-    "name", [n if n in IN_CI else pytest.param(n, marks=pytest.mark.slow) for n in COMPILED]
-)
-def test_nothing_spills(name: str) -> None:
-    """The sums of a tile and of a stage, the scales and the epilogue fit into the registers."""
-    made = variant(COMPILED[name])
-
-    code = compile.compile_code(made, lambda options: compile_variant(made, options))
-
-    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in code.log
-    assert "serialized" not in code.log
-    other = "e5m2" if "e5m2" in name else "e4m3"
-    assert f"wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.{other}" in code.ptx
-    assert ("cp.async.bulk.shared::cluster.global.mbarrier" in code.ptx) == ("loaded" in name)
-    assert ("cp.async.ca.shared.global" in code.ptx) == ("loaded" not in name)
 
 
 @pytest.mark.parametrize("columns", [128, 4096])

@@ -197,8 +197,8 @@ def test_rows_across_cache_lines_are_multicast_where_whole_lines_are_not(size: i
     """One wave of tiles without clusters takes 1.3 times as long there: requests for parts of lines
     do not merge.
     """
-    whole_lines = heuristic.config(product(size, size, 1024), heuristic.Rates(), OWN_CONFIG)
-    across_lines = heuristic.config(product(size, size, 1032), heuristic.Rates(), OWN_CONFIG)
+    whole_lines = heuristic.config(product(size, size, 1024), heuristic.Rates())
+    across_lines = heuristic.config(product(size, size, 1032), heuristic.Rates())
 
     assert whole_lines.multicast_size == 1
     assert across_lines.multicast_size == 2
@@ -209,9 +209,9 @@ def test_an_address_inside_of_a_line_counts_as_rows_across_lines(size: int) -> N
     odd_rows, odd_address = product(size, size, 1032), product(size, size, 1024)
     odd_address = replace(odd_address, alignment=(16, 16, 16))
 
-    chosen = heuristic.config(odd_rows, heuristic.Rates(), OWN_CONFIG)
+    chosen = heuristic.config(odd_rows, heuristic.Rates())
 
-    assert chosen == heuristic.config(odd_address, heuristic.Rates(), OWN_CONFIG)
+    assert chosen == heuristic.config(odd_address, heuristic.Rates())
 
 
 # Times of hopper.gemm, copies included, over the portable kernel's, measured on an H100.
