@@ -132,16 +132,6 @@ def test_a_scalar_beyond_the_dtype_is_refused(value: float) -> None:
         addmm(C, A, B, alpha=value)
 
 
-@pytest.mark.parametrize(
-    "alpha", [pytest.param(2, id="int"), pytest.param(np.float32(1.25), id="numpy fraction")]
-)
-def test_integers_take_the_scalars_that_they_take_in_torch(alpha: Any) -> None:
-    c = torch.arange(4, dtype=torch.int32)
-    a, b = torch.ones(3, 0, dtype=torch.int32), torch.ones(0, 4, dtype=torch.int32)
-
-    assert torch.equal(addmm(c, a, b, alpha=alpha), torch.addmm(c, a, b, alpha=alpha))
-
-
 @pytest.mark.parametrize("alpha", [1 + 2j, np.complex64(1 + 2j), torch.tensor(1 + 2j)], ids=type)
 def test_complex_scalars_go_with_complex_operands(alpha: Any) -> None:
     a, b, c = (t.to(torch.complex64) for t in (A, B, C))

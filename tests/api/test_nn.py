@@ -80,13 +80,6 @@ def test_its_arguments_are_torchs_and_an_activation() -> None:
     assert last.name == "activation"
 
 
-def test_skip_init_makes_one() -> None:
-    layer = nn.utils.skip_init(Linear, 8, 6, activation="gelu", dtype=torch.float64)
-
-    assert layer.weight.dtype is torch.float64
-    assert "activation='gelu')" in repr(layer)
-
-
 @pytest.mark.parametrize(
     ("columns", "activation", "message"),
     [

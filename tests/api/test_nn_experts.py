@@ -355,19 +355,6 @@ def test_experts_that_change_later_are_computed_by_their_class(
     assert again.remarks["(root)"].startswith(reason)
 
 
-def test_a_copy_of_a_patched_model_has_experts_of_its_own() -> None:
-    model = mixtral()
-    patch(model)
-
-    other = copy.deepcopy(model)
-    with torch.no_grad():
-        experts_of(other).down_proj.zero_()
-
-    x, index, weights = torch.randn(5, 32), *routed()[1:]
-    assert (experts_of(other)(x, index, weights) == 0).all()
-    assert (experts_of(model)(x, index, weights) != 0).any()
-
-
 def replica_of(module: Any) -> Any:
     """Returns a replica whose matrices are twice as large, as `nn.DataParallel` makes them: without
     parameters, and with tensors in their place.

@@ -212,7 +212,9 @@ def test_a_gated_mlp_has_one_product_for_gate_and_up(
     torch.testing.assert_close(gradients(model, X), their_gradients)
 
 
-def test_the_weights_of_a_fused_mlp_are_halves_of_one_matrix() -> None:
+def test_the_weights_of_a_fused_mlp_are_halves_of_one_matrix_and_stay_there(
+    fused_gemms: list[str | None],
+) -> None:
     model = Mlp()
     before = dict(model.named_parameters())
 
@@ -223,6 +225,13 @@ def test_the_weights_of_a_fused_mlp_are_halves_of_one_matrix() -> None:
     for weight in (model.w1.weight, model.w3.weight):
         assert weight.storage_offset() == 0
         assert weight.untyped_storage().nbytes() == weight.nbytes
+    addresses, alias = [p.data_ptr() for p in model.parameters()], model.w1.weight.detach()
+    unpatch(model)
+    patch(model, fuse=True)
+    model(X)
+    assert [p.data_ptr() for p in model.parameters()] == addresses
+    assert alias.data_ptr() == addresses[0]
+    assert fused_gemms == ["swiglu"]
 
 
 def test_a_matrix_is_free_when_its_halves_have_moved() -> None:
@@ -288,21 +297,6 @@ def test_gradients_of_a_partly_frozen_mlp(frozen: list[str], fused_gemms: list[s
 
     assert len(fused_gemms) == 1
     torch.testing.assert_close(*found)
-
-
-def test_weights_that_are_patched_again_stay_where_they_are(fused_gemms: list[str | None]) -> None:
-    model = Mlp()
-    patch(model, fuse=True)
-    addresses = [p.data_ptr() for p in model.parameters()]
-    alias = model.w1.weight.detach()
-
-    unpatch(model)
-    patch(model, fuse=True)
-    model(X)
-
-    assert [p.data_ptr() for p in model.parameters()] == addresses
-    assert alias.data_ptr() == addresses[0]
-    assert fused_gemms == ["swiglu"]
 
 
 # ---- ways to run it

@@ -394,16 +394,6 @@ def test_unpatch_leaves_nothing_behind() -> None:
     assert unpatch(net) == Report(restored=True)
 
 
-def test_a_layer_made_as_ours_becomes_torchs_and_can_be_patched_again() -> None:
-    layer = Linear(8, 6)
-
-    unpatch(layer)
-
-    assert type(layer) is nn.Linear
-    assert vars(layer).keys() == vars(nn.Linear(8, 6)).keys()
-    assert patch(layer).swapped == ("(root)",)
-
-
 class Mine(Linear):
     """A subclass of ours, made by a user."""
 
