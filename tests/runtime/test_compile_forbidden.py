@@ -1,5 +1,8 @@
-"""Where OUTBLAS_COMPILE forbids to compile: torch computes, and says so once."""
+"""Calls that may not compile: where OUTBLAS_COMPILE forbids it torch computes, and says so once;
+while a CUDA graph is captured, plans that were made before are taken.
+"""
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import pytest
@@ -62,3 +65,36 @@ def test_what_triton_would_compile_is_forbidden(monkeypatch: pytest.MonkeyPatch)
 
     with pytest.raises(CompileForbidden, match="has portable"):
         launcher.named_launcher("portable", "", problem, no_product=False)
+
+
+# ---- captures
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], torch.Tensor]:
+    """Calls a planned product of operands that begin at two indices of a buffer of cache lines.
+
+    The plan was made for operands at the beginning of a line and 16 bytes into one; now a graph is
+    captured.
+    """
+    buffer = torch.randn(1024)
+    buffer = buffer[-buffer.data_ptr() % 128 // 4 :]
+
+    def multiply(start_a: int, start_b: int) -> torch.Tensor:
+        a, b = (buffer[start : start + 64].view(8, 8) for start in (start_a, start_b))
+        found = dispatch.run(dispatch.Call(a, b, None, None, None, 1, 0, "portable", ""))
+        torch.testing.assert_close(found, a @ b)
+        return found
+
+    dispatch.clear_cache()
+    multiply(0, 128 + 4)
+    monkeypatch.setattr(dispatch, "capturing", lambda device: True)
+    return multiply
+
+
+def test_a_capture_takes_the_plan_of_operands_elsewhere_in_lines(
+    planned: Callable[[int, int], torch.Tensor],
+) -> None:
+    """But none of operands of another alignment."""
+    for starts in ((0, 132), (4, 128), (0, 128), (8, 140)):
+        assert planned(*starts).shape == (8, 8)
+    with pytest.raises(RuntimeError, match="a CUDA graph is being captured"):
+        planned(1, 132)  # A begins at 4 bytes

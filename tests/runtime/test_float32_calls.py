@@ -44,15 +44,13 @@ def h100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ImaginedGp
     lookup.clear_cache()
 
 
-@pytest.mark.parametrize("ratio", [1.01, 2.0])
-@pytest.mark.parametrize("tune", ["", "lookup"])
-def test_a_kernel_that_was_faster_at_this_product_computes_it(
-    h100: ImaginedGpu, ratio: float, tune: Mode
-) -> None:
-    h100.tune(winner(1, workload=FLOAT32, ratio=ratio), winner(workload=TF32, ratio=0.5))
+def test_a_kernel_that_was_faster_at_this_product_computes_it(h100: ImaginedGpu) -> None:
+    h100.tune(winner(1, workload=FLOAT32, ratio=1.01), winner(workload=TF32, ratio=0.5))
 
-    assert launcher.slower_reason(posed(), tune) is None
-    assert h100.launched(posed(), tune) == ("portable", CONFIGS[1])
+    modes: list[Mode] = ["", "lookup"]
+    for tune in modes:
+        assert launcher.slower_reason(posed(), tune) is None
+        assert h100.launched(posed(), tune) == ("portable", CONFIGS[1])
 
 
 BIAS = EpilogueArgs("", empty(64))

@@ -56,36 +56,40 @@ def test_the_setting_is_torchs_and_ends_with_its_context() -> None:
     assert get_sm_carveout() is None
 
 
-@pytest.mark.parametrize("order", [*itertools.permutations((8, 32, 16))])
-def test_contexts_that_overlap_end_in_any_order(order: tuple[int, ...]) -> None:
+def test_contexts_that_overlap_end_in_any_order() -> None:
     """And in any thread: what is left free is what the others need, and at last what it was."""
     assert set_sm_carveout is not None
     set_sm_carveout(4)
-    contexts = {count: outblas.sm_carveout(count) for count in (8, 32, 16)}
-    for context in contexts.values():
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(context.__enter__).result()
+    for order in itertools.permutations((8, 32, 16)):
+        contexts = {count: outblas.sm_carveout(count) for count in (8, 32, 16)}
+        for context in contexts.values():
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(context.__enter__).result()
 
-    for count in order:
-        assert get_sm_carveout() == max(contexts)
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(contexts.pop(count).__exit__, None, None, None).result()
+        for count in order:
+            assert get_sm_carveout() == max(contexts)
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(contexts.pop(count).__exit__, None, None, None).result()
 
-    assert get_sm_carveout() == 4
+        assert get_sm_carveout() == 4
 
 
-@pytest.mark.parametrize(
-    ("count", "error", "message"),
-    [
-        (-1, ValueError, "count is -1, expected at least 0"),
-        (2.0, TypeError, "count is float, expected an int"),
-        (True, TypeError, "count is bool, expected an int"),
-        (None, TypeError, "count is NoneType, expected an int"),
-    ],
-)
-def test_a_wrong_count_changes_nothing(count: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        outblas.sm_carveout(count)
+def test_a_wrong_count_or_limit_changes_nothing() -> None:
+    wrong: list[Any] = [2.0, True, "8"]
+    for count in wrong:
+        message = f"count is {type(count).__name__}, expected an int"
+        with pytest.raises(TypeError, match=message):
+            outblas.sm_carveout(count)
+        for call in CALLS.values():
+            with pytest.raises(
+                TypeError, match=f"sms is {type(count).__name__}, expected an int or"
+            ):
+                call(torch.ones(8, 16), torch.ones(24, 16), count)
+    with pytest.raises(ValueError, match="count is -1, expected at least 0"):
+        outblas.sm_carveout(-1)
+    for call in CALLS.values():
+        with pytest.raises(ValueError, match="sms is 0, expected at least 1"):
+            call(torch.ones(8, 16), torch.ones(24, 16), 0)
 
     assert get_sm_carveout() is None
 
@@ -126,20 +130,6 @@ CALLS: dict[str, Callable[[Tensor, Tensor, "int | None"], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_calls_have_a_plan_for_each_carveout(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And take the one that they had when it comes back."""
-    planned, x, w = Recorder(monkeypatch), torch.ones(8, 16), torch.ones(24, 16)
-
-    for count in (0, 16, 32, 16, 0):
-        with outblas.sm_carveout(count):
-            for _ in range(2):
-                CALLS[name](x, w, None)
-
-    assert planned.carveouts == [0, 16, 32]
-
-
-# ---- a limit of one call
 @pytest.fixture
 def on_132_sms(monkeypatch: pytest.MonkeyPatch) -> None:
     """Operands on the CPU count as on a GPU of so many SMs."""
@@ -148,14 +138,18 @@ def on_132_sms(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("on_132_sms")
 @pytest.mark.parametrize("name", CALLS)
-def test_one_call_is_limited(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And those behind it are not."""
+def test_calls_have_a_plan_for_what_they_leave_free(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a context or for one call, and take the one that they had when it comes back."""
     planned, x, w = Recorder(monkeypatch), torch.ones(8, 16), torch.ones(24, 16)
 
-    for sms in (None, 100, 132, 100, 200, None):
-        CALLS[name](x, w, sms)
+    for count, sms in ((0, None), (16, None), (0, 100), (16, 100), (0, 132), (0, 200), (16, None)):
+        with outblas.sm_carveout(count):
+            for _ in range(2):
+                CALLS[name](x, w, sms)
 
-    assert planned.carveouts == [0, 32]
+    assert planned.carveouts == [0, 16, 32]
     assert get_sm_carveout() is None
 
 
@@ -238,20 +232,6 @@ def test_groups_are_limited(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == [100]
     assert get_sm_carveout() is None
     assert "sms" in inspect.signature(function).parameters
-
-
-@pytest.mark.parametrize(
-    ("sms", "error", "message"),
-    [
-        (0, ValueError, "sms is 0, expected at least 1"),
-        (2.0, TypeError, "sms is float, expected an int or None"),
-        (True, TypeError, "sms is bool, expected an int or None"),
-    ],
-)
-def test_a_wrong_limit_is_refused(sms: Any, error: type[Exception], message: str) -> None:
-    for call in CALLS.values():
-        with pytest.raises(error, match=message):
-            call(torch.ones(8, 16), torch.ones(24, 16), sms)
 
 
 @pytest.mark.filterwarnings("ignore")
