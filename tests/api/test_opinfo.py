@@ -6,7 +6,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from support.opinfo import Sample, first_of_each_kind, one_of_each_kind, operator, resized, samples
+from support.opinfo import (
+    Sample,
+    assert_as_near,
+    first_of_each_kind,
+    one_of_each_kind,
+    operator,
+    resized,
+    samples,
+)
 
 import outblas
 from outblas.runtime import dispatch, launcher
@@ -46,7 +54,7 @@ def assert_near(name: str, sample: Sample) -> None:
     got = OURS[name](*ours.given, **ours.how)
     want = product(*torchs.given, **torchs.how)
     truth = product(*wide.given, **wide.how)
-    assert (got.shape, got.dtype, got.is_contiguous()) == (want.shape, want.dtype, True), sample
+    assert got.is_contiguous(), sample
     arriving = torch.testing.make_tensor(
         want.shape, dtype=want.dtype, device=want.device, low=-1, high=1
     )
@@ -55,15 +63,9 @@ def assert_near(name: str, sample: Sample) -> None:
         leaves = [t for t in operands.given if isinstance(t, Tensor)]
         return [y, *torch.autograd.grad(y, leaves, arriving.to(y.dtype))]
 
-    unit = 4 * torch.finfo(want.dtype).eps
-    for mine, theirs, right in zip(
-        results(got, ours), results(want, torchs), results(truth, wide), strict=True
-    ):
-        if right.numel():
-            my_error, their_error, largest = (
-                float(t.detach().abs().amax()) for t in (mine - right, theirs - right, right)
-            )
-            assert my_error <= max(2 * their_error, unit * max(1.0, largest)), sample
+    of_all = results(got, ours), results(want, torchs), results(truth, wide)
+    for result in zip(*of_all, strict=True):
+        assert_as_near(*(t.detach() for t in result), str(sample))
 
 
 @pytest.fixture

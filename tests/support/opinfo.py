@@ -108,7 +108,7 @@ def assert_as_near(got: Tensor, want: Tensor, truth: Tensor, message: str) -> No
     got, want, truth = got[is_finite], want[is_finite], truth[is_finite]
     if truth.numel():
         my_error, their_error, largest = (
-            float(t.double().abs().amax()) for t in (got - truth, want - truth, truth)
+            float(t.abs().amax()) for t in (got - truth, want - truth, truth)
         )
         unit = 4 * torch.finfo(want.dtype).eps
         assert my_error <= max(2 * their_error, unit * max(1.0, largest)), message
