@@ -99,87 +99,71 @@ def batches(
     strategy: Strategy, search: Search, seeds: Sequence[Candidate] = ()
 ) -> Iterator[tuple[Candidate, ...]]:
     """Yields the batches that a strategy proposes, without repeated proposals and without those
-    beyond the number of trials. The kernels' default configs and the seeds are in the first batch.
+    beyond the number of trials, until nothing more could be proposed. The kernels' default configs
+    and the seeds are in the first batch.
 
     Raises StrategyError, as `Strategy` describes.
     """
     first = [candidate for candidate in search.candidates if candidate.own]
     first += [candidate for candidate in seeds if not candidate.own]
-    proposals = _Proposals(strategy, search)
-    for batch in proposals:
+    kernels = {candidate.target.name for candidate in search.candidates}
+    trials, stale = search.trials, 0
+    seen, proposed = set[Candidate](), Counter[str]()  # configs, and their number by kernel
+    for batch in _requested(strategy, search) if search.candidates else ():
+        accepted, seen_before = [], len(seen)
+        for candidate in batch:
+            if candidate not in seen:
+                seen.add(candidate)
+                proposed[candidate.target.name] += 1
+                if trials is None or candidate.own or proposed[candidate.target.name] <= trials:
+                    accepted.append(candidate)
+        stale = stale + 1 if len(seen) == seen_before else 0
         if first:
-            missing = [candidate for candidate in first if candidate not in batch]
-            proposals.seen.update(missing)
-            batch, first = [*missing, *batch], []
-        if batch:
-            yield tuple(batch)
+            missing = [candidate for candidate in first if candidate not in accepted]
+            seen.update(missing)
+            accepted, first = [*missing, *accepted], []
+        if accepted:
+            yield tuple(accepted)
+        if len(seen) == len(search.candidates) or (
+            trials is not None and all(proposed[kernel] >= trials for kernel in kernels)
+        ):
+            return
+        if stale >= MOST_STALE_BATCHES:
+            raise _error(strategy, search, f"proposed nothing new {stale} times in a row")
     if first:
         yield tuple(first)
 
 
-class _Proposals:
-    """The batches of a strategy, each checked, until it ends or could propose nothing more."""
+def _requested(strategy: Strategy, search: Search) -> Iterator[list[Candidate]]:
+    """Yields what a strategy proposes, checked; its exceptions become a StrategyError."""
+    allowed = frozenset(search.candidates)
+    try:
+        batches: Any = strategy.propose(search)
+        if not isinstance(batches, Iterable):
+            raise _error(
+                strategy, search, f"returned {_shown(batches)}, expected batches of candidates"
+            )
+        for batch in batches:
+            if isinstance(batch, str | Candidate) or not isinstance(batch, Iterable):
+                raise _error(
+                    strategy, search, f"proposed {_shown(batch)}, expected a list of candidates"
+                )
+            listed: list[Any] = list(batch)
+            for candidate in listed:
+                if not isinstance(candidate, Candidate) or candidate not in allowed:
+                    shown = _shown(candidate)
+                    raise _error(
+                        strategy, search, f"proposed {shown}, expected one of search.candidates"
+                    )
+            yield listed
+    except StrategyError:
+        raise
+    except Exception as error:
+        raise _error(strategy, search, f"raised {error!r}") from error
 
-    def __init__(self, strategy: Strategy, search: Search) -> None:
-        self._strategy, self._search = strategy, search
-        self._allowed = frozenset(search.candidates)
-        self._proposed = Counter[str]()  # configs of a kernel
-        self.seen: set[Candidate] = set()
 
-    def __iter__(self) -> Iterator[list[Candidate]]:
-        stale = 0
-        proposed = iter(self._requested())
-        while not self._used_up() and (batch := next(proposed, None)) is not None:
-            seen_before = len(self.seen)
-            yield self._accepted(batch)
-            stale = stale + 1 if len(self.seen) == seen_before else 0
-            if stale >= MOST_STALE_BATCHES:
-                raise self._error(f"proposed nothing new {stale} times in a row")
-
-    def _requested(self) -> Iterator[list[Candidate]]:
-        """Yields what the strategy proposes; its exceptions become a StrategyError."""
-        try:
-            batches: Any = self._strategy.propose(self._search)
-            if not isinstance(batches, Iterable):
-                raise self._error(f"returned {_shown(batches)}, expected batches of candidates")
-            for batch in batches:
-                if isinstance(batch, str | Candidate) or not isinstance(batch, Iterable):
-                    raise self._error(f"proposed {_shown(batch)}, expected a list of candidates")
-                listed: list[Any] = list(batch)
-                for candidate in listed:
-                    if not isinstance(candidate, Candidate) or candidate not in self._allowed:
-                        raise self._error(
-                            f"proposed {_shown(candidate)}, expected one of search.candidates"
-                        )
-                yield listed
-        except StrategyError:
-            raise
-        except Exception as error:
-            raise self._error(f"raised {error!r}") from error
-
-    def _accepted(self, batch: Sequence[Candidate]) -> list[Candidate]:
-        """Returns the candidates of a batch that will be measured."""
-        accepted, trials = [], self._search.trials
-        for candidate in batch:
-            if candidate in self.seen:
-                continue
-            self.seen.add(candidate)
-            self._proposed[candidate.target.name] += 1
-            if trials is None or candidate.own or self._proposed[candidate.target.name] <= trials:
-                accepted.append(candidate)
-        return accepted
-
-    def _used_up(self) -> bool:
-        """Returns whether no further proposal can be accepted."""
-        if self.seen == self._allowed:
-            return True
-        trials = self._search.trials
-        kernels = {candidate.target.name for candidate in self._allowed}
-        return trials is not None and all(self._proposed[kernel] >= trials for kernel in kernels)
-
-    def _error(self, what: str) -> StrategyError:
-        name = type(self._strategy).__qualname__
-        return StrategyError(f"strategy {name} {what}, at {self._search.workload}")
+def _error(strategy: Strategy, search: Search, what: str) -> StrategyError:
+    return StrategyError(f"strategy {type(strategy).__qualname__} {what}, at {search.workload}")
 
 
 def _shown(proposed: object) -> str:

@@ -3,7 +3,6 @@ the kernel, the model; and what is said of that. No GPU needed.
 """
 
 import os
-import random
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -79,22 +78,6 @@ def test_a_winner_at_the_workload_is_taken_and_else_those_near_it(
     know: Know, here: tuple[BestConfig, ...], shipped: tuple[BestConfig, ...], chosen: list[int]
 ) -> None:
     assert configs(know(*here, shipped=shipped)) == chosen
-
-
-@pytest.mark.parametrize(
-    ("fast_place", "slow_place"), [("here", "shipped"), ("shipped", "here"), ("here", "here")]
-)
-def test_of_two_kernels_the_one_with_the_better_ratio_to_cublas_comes_first(
-    know: Know, fast_place: str, slow_place: str
-) -> None:
-    fast, slow = winner(**HILBERT, ratio=1.05), winner(0, ratio=0.95)
-    places: dict[str, list[BestConfig]] = {"here": [], "shipped": []}
-    places[slow_place].append(slow)
-    places[fast_place].append(fast)
-
-    choices = know(*places["here"], shipped=tuple(places["shipped"])).choices(SQUARE)
-
-    assert [choice.kernel for choice in choices] == ["hopper.hilbert", "portable"]
 
 
 @pytest.mark.parametrize(
@@ -183,15 +166,6 @@ def expected(choice: ChosenConfig) -> float:
     match = re.search(r"([\d.]+) µs expected", choice.why)
     assert match, choice.why
     return float(match.group(1))
-
-
-def test_the_rule_comes_first_in_a_tie(know: Know) -> None:
-    choices = know(NEARER, FARTHER).choices(ASKED)
-
-    rule = next(choice for choice in choices if not choice.config)
-    for choice in choices:
-        if choice.config and expected(choice) > expected(rule) / 1.05:
-            assert choices.index(rule) < choices.index(choice)
 
 
 def test_a_config_that_won_at_two_neighbours_keeps_its_better_place(know: Know) -> None:
@@ -300,12 +274,6 @@ def test_the_model_orders_what_won_elsewhere_and_runs_here(know: Know) -> None:
     assert [choice.config for choice in choices] == [to_text(BIG), to_text(SMALL)]
     assert all(choice.why.startswith("analytic model, ") for choice in choices)
     assert dict(index.steps(SQUARE))["model"].startswith("of 2 configs that won at some shape, ")
-
-
-def test_the_model_compares_the_rule_of_the_production_kernel(know: Know) -> None:
-    index = know(production(to_text(gemm.Config()), 100.0, 16384, 16384, 16384))
-
-    assert {c.config for c in index.choices(SQUARE)} == {"", to_text(gemm.Config())}
 
 
 # What is said of a choice.
@@ -504,37 +472,6 @@ def test_tables_that_cannot_be_read_are_left_out(content: bytes, tmp_path: Path)
 
 
 # What a lookup remembers, and what it costs.
-
-
-def test_a_shape_is_looked_up_once(know: Know, monkeypatch: pytest.MonkeyPatch) -> None:
-    index = know(winner(0))
-    first = index.choices(SQUARE)
-    monkeypatch.setattr(index, "entries", None)
-
-    assert index.choices(replace(SQUARE)) is first
-
-
-def some_workloads(count: int, seed: int) -> list[Workload]:
-    """Workloads near tuned shapes and far from them, of all layouts."""
-    dice = random.Random(seed)
-
-    def size() -> int:
-        return dice.choice((1, 8, 64)) * int(2 ** dice.uniform(1, 8))
-
-    return [
-        Workload(size(), size(), size(), dice.choice(("bfloat16", "float32")), layout=layout)
-        for _ in range(count)
-        for layout in ("nt", "nn", "tn", "tt")
-    ]
-
-
-def test_a_choice_does_not_depend_on_what_was_looked_up_before() -> None:
-    index = TuningIndex(H100, NOWHERE)
-    for before in some_workloads(20, seed=0):
-        index.choices(before)
-
-    for asked in some_workloads(2, seed=1):
-        assert index.choices(asked) == TuningIndex(H100, NOWHERE).choices(asked), asked
 
 
 def test_a_first_lookup_predicts_for_few_of_many_winners(

@@ -9,21 +9,21 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from support.known import H100, H200, SQUARE, Know, knowing, winner
+from support.known import H200, SQUARE, Know, knowing, winner
 
-from outblas.autotune import automatic, lookup, tuned_entries
+from outblas.autotune import automatic, lookup
 from outblas.autotune.search import prune
 from outblas.autotune.store.records import BestConfig, Workload
 from outblas.base.configs import to_text
 from outblas.core.epilogue import Epilogue
 from outblas.core.grouped import GroupedProblem
 from outblas.core.grouped_scales import BlockScales
-from outblas.hopper.gemm import group_host as host
+from outblas.hopper.gemm import group_rule
 
 ROWS = Workload(4096, 1536, 2048, grouping="128")
 TERMS = Workload(2048, 1536, 4096, layout="tn", grouping="128:terms")
 PROBLEM = prune.grouped_problem(ROWS)
-TEXTS = [to_text(config) for config in host._candidates()]
+TEXTS = [to_text(config) for config in group_rule.candidates(PROBLEM)]
 
 
 @pytest.fixture
@@ -48,11 +48,6 @@ def config(know: Know, *here: BestConfig, of: GroupedProblem = PROBLEM, **more: 
     """The number of the config that a problem takes; None for none."""
     text = know(*here, **more).grouped_config(of)
     return TEXTS.index(text) if text else None
-
-
-@pytest.mark.parametrize("workload", [ROWS, TERMS], ids=str)
-def test_what_won_at_the_workload_is_taken(workload: Workload, know: Know) -> None:
-    assert config(know, won(3, workload), of=asked(workload)) == 3
 
 
 def test_the_nearest_number_of_rows_is_taken(know: Know) -> None:
@@ -98,12 +93,6 @@ def test_results_that_wait_for_dram_take_nothing_from_another_model(know: Know) 
 )
 def test_other_products_say_nothing(workload: Workload | None, know: Know) -> None:
     assert config(know, *([won(1, workload)] if workload else [])) is None
-
-
-def test_16_bit_dtypes_and_layouts_are_alike(know: Know) -> None:
-    other = dataclasses.replace(ROWS, dtype="float16", out_dtype="", layout="nn")
-
-    assert config(know, won(1, other)) == 1
 
 
 def test_a_config_that_the_kernel_does_not_take_is_passed_over_with_a_warning(know: Know) -> None:
@@ -173,13 +162,3 @@ def test_nothing_is_taken_where_tuning_is_off_or_fails(monkeypatch: pytest.Monke
     monkeypatch.delenv("OUTBLAS_TUNE")
     with pytest.warns(Warning, match="no tuning result of groups is used: no disk"):
         assert automatic.grouped_config(asked(device=CUDA)) == ""
-
-
-def test_an_index_of_this_gpu_reads_groups_from_its_store(know: Know) -> None:
-    (entry,) = know(won(1)).grouped
-
-    assert (entry.kernel, entry.origin, entry.gpu) == (
-        "hopper.grouped",
-        tuned_entries.HERE,
-        H100.name,
-    )

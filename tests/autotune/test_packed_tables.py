@@ -23,7 +23,7 @@ from outblas.base import pack
 from outblas.base.configs import to_text
 from outblas.core.grouped import GroupedProblem
 from outblas.device import triton_variant
-from outblas.hopper.gemm import group_host as grouped_host
+from outblas.hopper.gemm import group_rule
 from outblas.hopper.gemm.kernel import Config
 from outblas.hopper.parts.compile import toolchain_fields
 from outblas.kernels.portable_config import PortableConfig
@@ -84,14 +84,6 @@ def call(M: int = 128, N: int = 512) -> Any:
 
 
 # ---- which table chooses
-def test_a_listed_product_is_chosen_by_the_table_of_the_pack(
-    gpu: ImaginedGpu, build: Build
-) -> None:
-    before = gpu.launched(call())
-    outblas.load_pack(build(winner(FIRST)))
-
-    assert before == ("hopper.gemm", SECOND)
-    assert gpu.launched(call()) == ("hopper.gemm", FIRST)
 
 
 @pytest.mark.parametrize(
@@ -136,19 +128,9 @@ def test_products_of_fp8_operands_are_listed_as_those_of_half_as_many_terms(
     assert lookup.packed_index(0, replace(LISTED, K=1024), fp8=True) is None
 
 
-@pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("word", ["batch-invariant", "batch:4"])
-def test_products_that_take_no_tuned_config_list_none(word: str, build: Build) -> None:
-    """They take the kernel's own config, whatever was tuned."""
-    lines = {"products": [f"128x512x512 bfloat16 nt {word}"]}
-    outblas.load_pack(build(winner(FIRST), about=lines))
-
-    assert lookup.packed_index(0, LISTED) is None
-
-
 # ---- products of groups
 GROUPED = Workload(4096, 1536, 2048, grouping="128")
-TILES = [to_text(config) for config in grouped_host._candidates()]
+TILES = [to_text(c) for c in group_rule.candidates(prune.grouped_problem(GROUPED))]
 
 
 def of_groups(i: int) -> BestConfig:

@@ -7,28 +7,11 @@ import pytest
 import torch
 
 import outblas
-from outblas.autotune import lookup
 
 A, B = torch.randn(6, 5), torch.randn(5, 4)
 
 
 # Modes.
-
-
-@pytest.mark.parametrize(
-    ("argument", "environment", "mode"),
-    [
-        (None, None, "lookup"),
-        ("", "", "lookup"),
-        (None, "", "lookup"),
-        ("on", "off", "on"),
-        (None, "off", "off"),
-    ],
-)
-def test_the_argument_says_the_mode_then_the_environment(
-    argument: str | None, environment: str | None, mode: str
-) -> None:
-    assert lookup.mode(argument, environment) == mode
 
 
 # Bad arguments.

@@ -1,7 +1,6 @@
 """`outblas cache` on a store."""
 
 import dataclasses
-import json
 import re
 from pathlib import Path
 
@@ -108,17 +107,7 @@ def test_what_is_exported_can_be_imported_once(home: Path, file: Path) -> None:
         assert there.winners() == here.winners()
 
 
-def test_an_import_that_cannot_be_is_refused(file: Path) -> None:
-    refused("cannot be", "import", file, "--store", file / "x.sqlite")
-    file.write_text(file.read_text().replace('"layout":"nt"', '"layout":"xy"'))
-    refused("layout", "import", file)
-
-
 # Checks.
-
-
-def test_a_cache_in_order_has_no_problems() -> None:
-    assert shown("verify") == "no problems\n"
 
 
 def test_results_compiled_kernels_and_tables_are_checked(home: Path, path: Path) -> None:
@@ -177,11 +166,6 @@ def test_old_results_are_removed_and_new_compiled_kernels_kept() -> None:
     removed = shown("prune", "--compiled", "--older-than", "1h")
 
     assert removed == "5 trials and winners removed\n0 compiled kernels removed, 0.0 MiB\n"
-
-
-def test_compiled_kernels_are_removed(path: Path) -> None:
-    assert shown("prune", "--compiled") == "2 compiled kernels removed, 0.0 MiB\n"
-    assert not list((path.parent / "objects").glob("*.o"))
 
 
 @pytest.mark.parametrize(
@@ -277,26 +261,6 @@ def test_no_control_character_reaches_the_terminal(line: str) -> None:
     assert not RAW.search(result.stderr), result.stderr
 
 
-@pytest.mark.usefixtures("foreign")
-def test_control_characters_are_shown_escaped() -> None:
-    said = shown("ls").replace("\n", "")
-
-    assert r"\x1b[31mred\x1b]0;title\x07" in said
-    assert r"\x9b2J" in said
-    assert r"\u202egnp.exe\u2066" in said
-    assert "[bold]b[/bold]" in said
-    assert r"\[red]" in said
-
-
-@pytest.mark.usefixtures("foreign")
-def test_control_characters_in_json_are_escapes() -> None:
-    text = shown("ls", "--json")
-
-    assert not RAW.search(text)
-    assert {row["gpu"] for row in json.loads(text)["rows"]} >= {f"GPU {ESCAPES}"}
-    assert parsed("show", "4096")[-1]["gpu"]["driver"] in (ESCAPES, H100.driver)
-
-
 def test_control_characters_in_problems_are_shown_escaped(home: Path, path: Path) -> None:
     sql(
         path, "UPDATE trials SET record = replace(record, '\"nt\"', '\"\\u001b[31m\"') WHERE id = 1"
@@ -310,16 +274,6 @@ def test_control_characters_in_problems_are_shown_escaped(home: Path, path: Path
         assert part in text
     assert not RAW.search(invoke("import", odd, code=2).stderr)
     assert not RAW.search(invoke("ls", "--store", home / "no\x1b[31m.sqlite", code=2).stderr)
-
-
-def test_notes_and_tables_escape_what_they_are_given(capsys: pytest.CaptureFixture[str]) -> None:
-    common.note(ESCAPES)
-    common.table(ESCAPES, [ESCAPES], [[ESCAPES]])
-    common.say(f"{ESCAPES}\nsecond line")
-
-    text = capsys.readouterr().out
-    assert not RAW.search(text)
-    assert "\nsecond line" in text
 
 
 @pytest.mark.parametrize(
@@ -356,12 +310,3 @@ def many(home: Path, path: Path) -> None:
 )
 def test_the_first_are_shown_unless_more_are_asked_for(line: str, said: str) -> None:
     assert said in shown(*line.split())
-
-
-@pytest.mark.usefixtures("many")
-@pytest.mark.parametrize(("options", "count"), [((), 303), (("--limit", 7), 7)])
-def test_json_has_all_trials_unless_fewer_are_asked_for(
-    options: tuple[object, ...], count: int
-) -> None:
-    assert len(parsed("show", "hopper.hilbert", *options)) == count
-    assert len(parsed("ls")["rows"]) == 152

@@ -18,9 +18,8 @@ from support.faulty_kernel import notes
 from support.in_process import measure_here
 from support.paths import TESTS
 from support.stored import BARE
-from support.sweeps import SUBJECT, gone, soon
+from support.sweeps import gone, soon
 
-from outblas.autotune.search import target
 from outblas.autotune.store.records import Workload
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps import sweep
@@ -170,12 +169,6 @@ def test_a_winner_is_compared_with_what_was_measured_beside_it(
         assert column(said, ratio) == "1.047 (1.040–1.050)"
 
 
-def test_a_sweep_without_a_winner_says_so(ended: Ended) -> None:
-    ended()
-
-    assert "There is no winner" in tune(PLAIN).stdout
-
-
 # Interrupts.
 
 
@@ -259,22 +252,3 @@ def test_a_second_interrupt_ends_at_once() -> None:
             process.send_signal(signal.SIGINT)
 
         assert process.wait(20) == 130
-
-
-@pytest.mark.usefixtures("faulty_log")
-def test_a_store_that_cannot_be_written_is_refused_before_measuring(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measure_here(monkeypatch)
-    find = target.of
-    faulty = lambda name: SUBJECT if name == "faulty" else find(name)  # noqa: E731
-    monkeypatch.setattr(target, "of", faulty)
-    monkeypatch.setattr(sweep, "target_of", faulty)
-    folder = tmp_path / "file"
-    folder.write_text("no folder")
-    line = f"--kernels faulty --shapes 16 {PLAIN} --store {folder}/store.sqlite"
-
-    done = commands.refuses("store.sqlite", "tune", *line.split())
-
-    assert done.stdout == ""
-    assert notes() == []

@@ -1,6 +1,5 @@
 """Options of `outblas tune` that are refused, each by its name and before anything is measured."""
 
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -139,14 +138,6 @@ def test_options_that_contradict_each_other_are_refused(options: str, message: s
     refused(message, options)
 
 
-def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "shopping.sqlite"
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE list (item)")
-
-    refused("a database of another program, expected", f"--shapes 16 {PLAIN} --store {path}")
-
-
 def test_a_cluster_that_is_not_there_is_named() -> None:
     pytest.importorskip("ray")
 
@@ -169,9 +160,3 @@ def test_a_cluster_that_is_not_there_is_named() -> None:
 )
 def test_a_budget_is_a_number_with_a_unit(text: str, seconds: float | None) -> None:
     assert parse_budget(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["0", "0.0h", "-1", "1h30m", "1e3", "s", "5w", "nan", "1 m"])
-def test_a_budget_of_another_form_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"--budget is .* expected a time such as"):
-        parse_budget(text)

@@ -92,14 +92,6 @@ def test_a_dry_run_with_a_gated_activation_plans_configs_that_take_pairs_of_colu
         assert gated_reason(config) is None, candidate["config"]
 
 
-def test_an_explanation_with_an_epilogue_says_what_a_call_with_it_takes() -> None:
-    (choice,) = parsed("--explain 4096 --gpu h100 --epilogue bias+gelu")["choices"]
-
-    assert choice["workload"] == "4096 bfloat16 nt bias+gelu"
-    assert choice["kernel"] == "hopper.gemm"
-    assert choice["steps"][0]["found"] == "nothing for bfloat16 nt"
-
-
 @pytest.mark.parametrize(
     ("call", "mode", "kernel"),
     [
@@ -145,12 +137,6 @@ def test_a_strategy_in_the_current_folder_is_found(
 
     assert "The first 3 in the order of Last" in text
     assert "3 to measure" in text
-
-
-def test_a_dry_run_goes_by_a_strategy_that_has_a_seed() -> None:
-    text = shown("--dry-run --gpu h100 --kernels portable --strategy random:4")
-
-    assert "The first 10 in the order of Random" in text
 
 
 @pytest.mark.no_gpu
@@ -247,15 +233,3 @@ def test_an_explanation_passes_over_what_copies_more_than_it_saves(
         reason.startswith("hopper.gemm would be slow here: it copies")
         for reason in found["passed_over"]
     )
-
-
-def test_an_explanation_of_lookups_that_are_off_has_the_rule_alone(
-    on_h100: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OUTBLAS_TUNE", "off")
-
-    found = parsed(f"--explain 4096 {on_h100()}")
-
-    assert found["mode"] == "off"
-    assert found["choices"][0]["why"] == "OUTBLAS_TUNE is off, so the fixed rule decides"
-    assert found["choices"][0]["steps"] == []

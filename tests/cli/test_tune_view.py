@@ -96,10 +96,6 @@ def test_the_heading_counts_the_workloads_by_stage() -> None:
     assert max(map(len, lines)) <= 80
 
 
-def test_nothing_to_tune_is_said() -> None:
-    assert shown([]) == ["nothing to tune"]
-
-
 def test_a_workload_being_tuned_has_a_line_and_a_bar() -> None:
     *line, bar = shown([screening()])[2:]
 

@@ -108,14 +108,6 @@ def test_the_models_order_agrees_with_the_measured_one(report: model.TuneReport)
     )
 
 
-def test_without_finals_the_best_is_that_of_the_screen() -> None:
-    """The model cannot tell it from another."""
-    report = build(SWEPT)
-
-    assert report.agreement is not None
-    assert report.agreement.place == 3
-
-
 def test_a_model_that_predicts_one_time_for_all_has_no_correlation() -> None:
     report = build(predicting(5.0))
 
@@ -125,10 +117,6 @@ def test_a_model_that_predicts_one_time_for_all_has_no_correlation() -> None:
 
 
 # The record, for `--json` and `--save`.
-
-
-def test_the_record_names_what_ratios_compare_with(report: model.TuneReport) -> None:
-    assert report.record()["ratio_base"] == "cuBLAS"
 
 
 # What the ratio is, and from which stage a time comes.

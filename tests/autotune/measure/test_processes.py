@@ -157,14 +157,6 @@ def test_an_interrupt_of_the_driver_ends_the_worker(worker: WorkerProcess) -> No
     assert gone(process)
 
 
-def test_another_thread_ends_a_call(worker: WorkerProcess) -> None:
-    worker.await_ready()
-    threading.Timer(0.3, worker.terminate).start()
-
-    with pytest.raises(WorkerDied):
-        worker.call(1000, time.sleep, 1000)
-
-
 DRIVER = """
 import sys, types
 sys.path[:] = {path!r}

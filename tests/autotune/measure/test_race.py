@@ -60,13 +60,6 @@ def test_a_clear_winner_is_found_at_once() -> None:
     assert lead.median == pytest.approx(1.1, rel=0.01)
 
 
-def test_nobody_is_dropped_on_few_rounds() -> None:
-    race = run({"fast": 50.0, "slow": 100.0}, until=BATCH)
-    assert race.rounds == BATCH < ROUNDS
-    assert not race.over
-    assert race.alive == ["fast", "slow"]
-
-
 @pytest.mark.parametrize("noise", [0.0, 0.0005])
 def test_ties_are_as_fast_after_all_rounds(noise: float) -> None:
     race = run(TIE, noise=noise, seed=1)
@@ -84,21 +77,6 @@ def test_what_the_race_cannot_resolve_is_not_separated() -> None:
     assert race.lead(*race.order()).sure_high > 1 + RESOLUTION
     assert not race.separated
     assert not race.ahead(race.leader, race.alive)
-
-
-def test_ties_are_not_separated_before_the_end() -> None:
-    race = run(TIE, until=MOST_ROUNDS - BATCH)
-    assert not race.over
-    assert not race.separated
-
-
-def test_small_leads_take_more_rounds() -> None:
-    rounds = [
-        run({"fast": 50.0, "slow": 50.0 * lead}, noise=0.01, seed=2).rounds
-        for lead in (1.05, 1.006)
-    ]
-    assert rounds[0] == ROUNDS
-    assert ROUNDS < rounds[1] < MOST_ROUNDS
 
 
 def test_a_rival_that_cannot_go_on() -> None:

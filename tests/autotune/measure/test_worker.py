@@ -110,41 +110,6 @@ def test_operands_that_cannot_be_had_are_an_error_with_the_reason() -> None:
         worker.open_bench(Workload(1, 1, 1 << 24, "float32"), on_gpu=False)
 
 
-def recorded(calls: list[str], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which notes its calls."""
-
-    def call(*arguments: Any, **options: Any) -> Any:
-        calls.append(name)
-        return function(*arguments, **options)
-
-    return call
-
-
-@pytest.mark.parametrize(
-    ("workload", "names"),
-    [
-        (WORKLOAD, {"mm"}),
-        (replace(EPILOGUE, epilogue="bias"), {"linear"}),
-        (ROWS, {"grouped_mm"}),
-    ],
-)
-def test_the_base_is_torchs_own_call(
-    workload: Workload, names: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[str] = []
-    for holder, name in (
-        (torch, "mm"),
-        (torch.nn.functional, "linear"),
-        (torch.nn.functional, "grouped_mm"),
-    ):
-        monkeypatch.setattr(holder, name, recorded(calls, name, getattr(holder, name)))
-    worker.open_bench(workload, on_gpu=False)
-
-    worker.race([], 1)
-
-    assert set(calls) == names
-
-
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """The weights of each launch of the kernel, in order."""

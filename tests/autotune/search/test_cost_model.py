@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
 from support.spaces import FOOTPRINT, H100
 
 from outblas.autotune.search import cost_model
@@ -14,14 +13,6 @@ def tiles(count: int, K: int = 4096) -> Workload:
     return Workload(128, 128 * count, K)
 
 
-def test_partitions_of_k_take_waves_as_tiles_do() -> None:
-    whole = cost_model.predict(FOOTPRINT, tiles(132), H100)
-    cut = cost_model.predict(replace(FOOTPRINT, split_k=4), tiles(132), H100)
-
-    assert whole.waves == pytest.approx(1)
-    assert cut.waves == pytest.approx(4)
-
-
 def test_a_tile_beyond_a_wave_costs_another() -> None:
     one_wave = cost_model.predict(FOOTPRINT, Workload(12 * 128, 11 * 128, 4096), H100).us
     two_waves = cost_model.predict(FOOTPRINT, Workload(12 * 128, 12 * 128, 4096), H100).us
@@ -29,30 +20,11 @@ def test_a_tile_beyond_a_wave_costs_another() -> None:
     assert two_waves > 1.6 * one_wave
 
 
-def test_sms_without_a_tile_in_the_last_wave_do_nothing_useful() -> None:
-    assert cost_model.predict(FOOTPRINT, tiles(132), H100).wave_efficiency == pytest.approx(1)
-    uneven = cost_model.predict(FOOTPRINT, tiles(133), H100)
-    assert uneven.wave_efficiency == pytest.approx(133 / 264)
-
-
 def test_ctas_that_share_k_have_a_part_of_it_each() -> None:
     alone = cost_model.predict(FOOTPRINT, tiles(16, K=65536), H100).us
     shared = cost_model.predict(replace(FOOTPRINT, cluster_k=4), tiles(16, K=65536), H100).us
 
     assert shared < alone / 2
-
-
-@pytest.mark.parametrize(
-    ("beyond", "count"), [(0, 1), (1, 0)], ids=["all that a CTA may ask for", "a byte more"]
-)
-@pytest.mark.parametrize("persistent", [False, True])
-def test_a_cta_that_asks_for_too_much_memory_does_not_fit(
-    beyond: int, count: int, persistent: bool
-) -> None:
-    asked = H100.shared_memory_per_cta + beyond
-    footprint = replace(FOOTPRINT, shared_memory=asked, persistent=persistent)
-
-    assert cost_model.resident(footprint, H100) == count
 
 
 def test_partial_sums_take_time_to_combine() -> None:

@@ -15,7 +15,6 @@ from support.spaces import (
     H100,
     NAMES,
     SHAPES,
-    SQUARE,
     precisions,
     runs_on,
     some,
@@ -28,7 +27,7 @@ from outblas.autotune.search import cost_model
 from outblas.autotune.store.records import Workload
 from outblas.base.machines import Machine
 from outblas.base.space import Footprint
-from outblas.hopper import gemm, hilbert
+from outblas.hopper import gemm
 
 ALL_SHAPES = (
     *SHAPES,
@@ -146,12 +145,6 @@ def test_clusters_pay_where_rows_begin_inside_of_lines(size: int, inside: bool) 
     alone, pairs = (us(found.footprint(gemm.Config(cluster_m=m)), asked, H100) for m in (1, 2))
 
     assert (pairs < alone) is inside
-
-
-def test_a_config_that_leaves_sms_idle_is_slower() -> None:
-    f = space("hopper.hilbert").footprint(hilbert.Config())
-
-    assert us(replace(f, sms=64), SQUARE, H100) > 1.5 * us(f, SQUARE, H100)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from outblas.autotune.store.records import Workload
 from outblas.base.grouped_shapes import GroupedWorkload, parse
 from outblas.hopper.gemm import group_host as host
 from outblas.hopper.gemm import heuristic
-from outblas.hopper.parts.config import SHARED_MEMORY
 
 H100 = gpu.imagined("h100")
 
@@ -51,13 +50,6 @@ def test_the_rules_config_is_tried(groups: GroupedWorkload) -> None:
     problem, machine = prune.grouped_problem(workload(groups)), gpu.machine(H100)
     assert machine is not None
     assert own.config == host.config_for(problem, heuristic.rates(machine))
-
-
-@pytest.mark.parametrize("groups", WORKLOADS, ids=str)
-def test_every_config_fits_beside_the_largest_schedule(groups: GroupedWorkload) -> None:
-    room = SHARED_MEMORY - 4 * host.MOST_GROUPS
-
-    assert all(each.config.shared_memory_bytes <= room for each in planned(groups).ranked)
 
 
 def test_tiles_clusters_and_stages_are_axes() -> None:
@@ -97,13 +89,6 @@ def test_twice_the_rows_take_nearly_twice_as_long_where_products_bound() -> None
     assert predicted(MIXTRAL) == pytest.approx(2 * half, rel=0.05)
 
 
-def test_many_groups_of_few_rows_wait_for_their_weights() -> None:
-    """15 GB at 3.35 TB/s."""
-    few = GroupedWorkload(256, 4096, 4096, 7168)
-
-    assert 4500 < predicted(few) < 6500
-
-
 def test_skew_costs_time_where_a_tile_ends_with_a_group() -> None:
     even = GroupedWorkload(128, 128 * 128, 1536, 2048)
 
@@ -114,16 +99,3 @@ def test_groups_without_rows_are_not_loaded() -> None:
     all_of_them = GroupedWorkload(256, 256, 4096, 7168)
 
     assert predicted(replace(all_of_them, distribution="zipf")) < 0.9 * predicted(all_of_them)
-
-
-def test_small_tiles_waste_less_of_small_groups() -> None:
-    few, on = workload(GroupedWorkload(8, 512, 4096, 4096)), prune.machine_of(H100)
-    assert on is not None
-    useful = {
-        tile_m: cost_model.predict(
-            of_tile(planned(MIXTRAL), tile_m, 128).footprint, few, on
-        ).wave_efficiency
-        for tile_m in (64, 128)
-    }
-
-    assert useful[64] > useful[128]

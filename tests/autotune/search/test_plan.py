@@ -42,36 +42,6 @@ def test_configs_of_several_kernels_are_ranked_by_their_predictions(whole: Plan)
     assert {candidate.target for candidate in whole.ranked} == {HILBERT, PORTABLE, SYNTHETIC}
 
 
-@pytest.fixture(scope="module")
-def first_five() -> tuple[Plan, Plan]:
-    """All that would be tried of two kernels, and five configs of each."""
-    targets = of("hopper.store_tuning"), PORTABLE
-    return planned(*targets), planned(*targets, trials=5)
-
-
-def test_trials_keep_the_best_of_each_kernel(first_five: tuple[Plan, Plan]) -> None:
-    whole, few = first_five
-    for target in (of("hopper.store_tuning"), PORTABLE):
-        best, kept = ([c for c in plan.ranked if c.target == target] for plan in (whole, few))
-        assert kept[:5] == best[:5]
-
-
-def test_trials_keep_a_kernels_own_config(first_five: tuple[Plan, Plan]) -> None:
-    _, few = first_five
-    for target in (of("hopper.store_tuning"), PORTABLE):
-        kept = [c for c in few.ranked if c.target == target]
-        assert all(c.own for c in kept[5:])
-        assert sum(c.own for c in kept) == 1
-
-
-def test_rules_are_counted_the_busiest_first(whole: Plan) -> None:
-    counts = [pruned.count for pruned in whole.pruned]
-
-    assert counts == sorted(counts, reverse=True)
-    assert counts[-1] > 0
-    assert len({pruned.rule for pruned in whole.pruned}) == len(counts) < 15
-
-
 def test_a_rule_has_no_figures_and_its_example_has(whole: Plan) -> None:
     for pruned in whole.pruned:
         assert not re.search(r"\d", pruned.rule)

@@ -14,11 +14,10 @@ import pytest
 from support.clocks import Clock
 from support.fake_bench import FakeWorker, number
 from support.faulty_kernel import Config
-from support.in_process import measure_here
-from support.strategies import Proposing, faulty_candidates, numbers
-from support.sweeps import H100, SUBJECT, WORKLOAD, run
+from support.strategies import Proposing, numbers
+from support.sweeps import H100, SUBJECT, WORKLOAD
 
-from outblas.autotune import Grid, Random, Strategy, StrategyError
+from outblas.autotune import Grid, Strategy, StrategyError
 from outblas.autotune.measure import finals, prefetch
 from outblas.autotune.search import strategy as strategies
 from outblas.autotune.search.plan import MOST_STALE_BATCHES, batches
@@ -64,33 +63,6 @@ def measured_order(strategy: Strategy, store: Store, **options: Any) -> tuple[li
 
 
 # What is measured.
-
-
-def test_trials_cut_what_a_strategy_proposes(store: Store) -> None:
-    (batch,) = batches(Random(5), Search(WORKLOAD, H100, faulty_candidates(), trials=2))
-
-    order, outcome = measured_order(Random(5), store, trials=2)
-
-    assert set(order) == set(numbers(batch))
-    assert order[0] == 0  # its own
-    assert len(order) in (2, 3)
-    assert outcome.plan.left_out == 6 - len(order)
-    assert outcome.finished
-
-
-def test_batches_are_measured_one_after_the_other(store: Store) -> None:
-    heard: list[int] = []
-
-    def propose(search: Search) -> Any:
-        yield search.candidates[3:5]
-        heard.extend(numbers(search.measured))
-        yield search.candidates[4:6]
-
-    order, outcome = measured_order(Proposing(propose), store)
-
-    assert sorted(heard) == [0, 3, 4]
-    assert order == [0, 3, 4, 5]
-    assert numbers(outcome.plan.ranked) == [0, 3, 4, 5]
 
 
 def test_an_earlier_winner_takes_part_whatever_is_proposed(store: Store) -> None:
@@ -266,15 +238,3 @@ def test_a_bad_strategy_is_told_what_is_wrong(
 
     assert str(error.value).startswith("strategy Proposing ")
     assert str(error.value).endswith(f", at {WORKLOAD}")
-
-
-def test_a_bad_strategy_ends_a_sweep_and_keeps_what_was_measured(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measure_here(monkeypatch)
-
-    with pytest.raises(StrategyError, match="raised KeyError"):
-        run(path, strategy=Proposing(raising))
-
-    with Store(path, read_only=True) as store:
-        assert {number(trial) for trial in store.trials()} == {0, 1, 2}

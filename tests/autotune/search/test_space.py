@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from support.spaces import (
@@ -29,7 +28,6 @@ from outblas.autotune.store.records import Workload
 from outblas.base import registry
 from outblas.base.configs import from_text, to_text
 from outblas.base.machines import Machine
-from outblas.base.space import LazySpace
 from outblas.core.problem import Problem
 from outblas.hopper import hilbert
 from outblas.hopper.gemm.kernel import Gemm
@@ -177,26 +175,6 @@ def test_every_value_is_of_use_somewhere(ladder: str) -> None:
     assert not any(unused.values()), unused
 
 
-@pytest.mark.parametrize(
-    ("name", "has", "lacks"),
-    [
-        ("hopper.lean_barriers", set(), {"cluster_m"}),
-        ("hopper.cluster_multicast", {"cluster_m", "cluster_n"}, set()),
-        ("hopper.hilbert", {"epilogue_stages"}, set()),
-        ("simt.naive", set(), {"block_k"}),
-        ("simt.pipelined", {"block_k", "group_m"}, set()),
-        ("turing.cp_async", {"stages"}, set()),
-    ],
-)
-def test_a_space_has_only_the_axes_that_a_rung_knows(
-    name: str, has: set[str], lacks: set[str]
-) -> None:
-    axes = {field for fields in fields_of(space(name).axes) for field in fields}
-
-    assert has <= axes
-    assert not lacks & axes
-
-
 # What a config asks for.
 
 
@@ -252,33 +230,4 @@ def test_gemm_configs_of_one_compile_key_are_one_variant(asked: Workload, of_so_
         assert compiled.setdefault(found.compile_key(config), variant) == variant, config
 
 
-@pytest.mark.parametrize(
-    ("shape", "swap_ab"), [((200, 8192, 4096), True), ((8192, 200, 4096), False)]
-)
-def test_a_tile_can_have_all_of_a_few_hundred_rows(
-    shape: tuple[int, int, int], swap_ab: bool
-) -> None:
-    """Every weight is then read by one CTA."""
-    found = {
-        (config.tile_m, config.cluster_k)
-        for config in valid(space("hopper.gemm", Workload(*shape)))
-        if config.tile_n == 208 and config.swap_ab == swap_ab
-    }
-
-    assert found >= {(64, 1), (128, 1), (128, 2)}
-
-
 # What is kept from one space to the next.
-
-
-def test_a_lazy_space_chooses_the_own_config_once_and_when_asked() -> None:
-    found = space("hopper.gemm")
-    choose = Mock(return_value=found.own)
-    lazy = LazySpace(
-        choose, axes={}, invalid_reason=found.invalid_reason, footprint=found.footprint
-    )
-    assert not choose.called
-
-    assert lazy.own == lazy.own == found.own
-    assert list(lazy.configs()) == [found.own]
-    assert choose.call_count == 1

@@ -82,12 +82,6 @@ def test_what_is_no_store_is_refused_and_left_as_it_is(
     assert state(path.parent) == before
 
 
-@pytest.mark.parametrize("place", ["/proc/version", "/proc/none.sqlite", "/dev/null"])
-def test_files_of_the_system_are_refused(place: str) -> None:
-    with pytest.raises(StoreError, match=place):
-        Store(Path(place))
-
-
 def test_a_file_where_a_folder_should_be_is_refused(path: Path) -> None:
     path.write_text("")
     with pytest.raises(StoreError, match=r"cannot be opened|cannot be read"):
@@ -115,11 +109,6 @@ def test_a_network_file_system_is_warned_of(path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(database, "network_filesystem", lambda folder: "nfs4")
     with pytest.warns(UserWarning, match=r"\(nfs4\): processes of one machine can share"):
         Store(path).close()
-
-
-def test_an_empty_file_becomes_a_store(path: Path) -> None:
-    path.touch()
-    assert fill(path) == kept(path)
 
 
 # Reading alone.

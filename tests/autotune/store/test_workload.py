@@ -29,16 +29,6 @@ def test_a_workload_is_written_with_what_sets_it_apart(fields: dict[str, Any], t
     assert str(Workload(**DECODE, **fields)) == text
 
 
-@pytest.mark.parametrize(
-    "fields", [{"weights": "cold"}, {"epilogue": "bias"}, {"grouping": "8"}], ids=str
-)
-def test_shapes_learn_nothing_from_other_weights_and_epilogues(fields: dict[str, Any]) -> None:
-    plain, other = Workload(**DECODE), Workload(**DECODE, **fields)
-
-    assert plain.kind != other.kind
-    assert (plain.is_plain, other.is_plain) == (True, False)
-
-
 @pytest.mark.parametrize(("text", "layout"), [("8", "nn"), ("8:zipf", "nt"), ("8:terms", "tn")])
 def test_a_workload_of_groups_is_one_of_grouped_mm(text: str, layout: str) -> None:
     workload = Workload(**DECODE, layout=layout, grouping=text)

@@ -14,14 +14,6 @@ def test_a_workload_gets_its_share_of_the_budget() -> None:
     assert 30 < Budget(100.0, 6, 2).share() <= 100 / 3
 
 
-def test_the_last_workloads_get_what_is_left_of_the_budget() -> None:
-    budget = Budget(100.0, 6, 2)
-
-    shares = [budget.share() for _ in range(6)]
-
-    assert 99 < shares[-1] <= 100
-
-
 def test_a_share_is_never_too_short_for_a_workload() -> None:
     assert Budget(0.1, 1, 1).share() == LEAST_SECONDS == 5.0
 

@@ -35,17 +35,6 @@ def test_a_sweep_finds_a_winner_for_each_workload(shapes: Any, path: Path) -> No
     assert [winner.workload for winner in found.winners] == WORKLOADS
 
 
-def test_configs_with_faults_do_not_win(path: Path) -> None:
-    (outcome,) = sweep(TARGET, "4x24x16x8", store=path, **OPTIONS).outcomes
-
-    statuses = {trial.config: trial.status for trial in outcome.trials}
-    assert statuses["number=0,fault=wrong"] == "wrong"
-    assert statuses["number=0,fault=leave-out"] == "wrong"
-    assert statuses["number=0,fault=refuse"] == "refused"
-    assert outcome.winner is not None
-    assert outcome.winner.config.endswith("fault=")
-
-
 def test_what_won_with_balanced_groups_is_tried_with_skewed_ones(path: Path) -> None:
     """First, wherever the strategy has it."""
     options = OPTIONS | {"trials": 1}
@@ -57,24 +46,3 @@ def test_what_won_with_balanced_groups_is_tried_with_skewed_ones(path: Path) -> 
         (skewed,) = sweep(TARGET, "4x24x16x8:zipf", store=store, **options).outcomes
 
     assert "number=2,fault=" in [trial.config for trial in skewed.trials]
-
-
-@pytest.mark.parametrize(
-    ("kernel", "shapes", "options", "message"),
-    [
-        ("portable", "moe", {}, "kernel 'portable' multiplies no groups, but was given groups 8"),
-        ("hopper.grouped", 64, {}, "kernel 'hopper.grouped' multiplies groups, but was given one"),
-        (TARGET, "4x24", {}, "shapes is '4x24', expected N, MxNxK"),
-        (TARGET, "moe:gpt", {}, "shapes is 'moe:gpt', expected EXPERTSxROWSxNxK"),
-        (TARGET, TEXT, {"weights": "cold"}, "weights is 'cold', expected 'warm' for 4x24x16x8:"),
-        (TARGET, TEXT, {"layout": "tt"}, "layout is 'tt', expected nt or nn with grouping 4:zipf"),
-    ],
-    ids=["kernel of products", "one product", "two sizes", "name", "cold", "layout"],
-)
-def test_what_cannot_be_tuned_is_refused_before_it_begins(
-    kernel: Any, shapes: Any, options: dict[str, Any], message: str, path: Path
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        sweep(kernel, shapes, store=path, **OPTIONS, **options)
-
-    assert not path.exists()

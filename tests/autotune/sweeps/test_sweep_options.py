@@ -23,12 +23,6 @@ def _six_configs(faulty_log: None, monkeypatch: pytest.MonkeyPatch) -> None:
     measure_here(monkeypatch)
 
 
-def test_a_sweep_takes_its_options_as_a_record(path: Path) -> None:
-    (outcome,) = sweep(SUBJECT, 16, options=RECORD, store=path, **FACTS).outcomes
-
-    assert len(outcome.trials) == 1
-
-
 def test_a_keyword_takes_precedence_over_the_record(path: Path) -> None:
     (outcome,) = sweep(SUBJECT, 16, options=RECORD, trials=4, store=path, **FACTS).outcomes
 

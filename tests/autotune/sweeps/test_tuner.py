@@ -14,7 +14,7 @@ from support import faulty_kernel
 from support.clocks import Clock
 from support.fake_bench import FakeWorker
 from support.faulty_kernel import Config
-from support.jobs import ONE, FakeCompilers, facts, screened
+from support.jobs import ONE, FakeCompilers, facts
 from support.sweeps import H100, SUBJECT, WORKLOAD
 
 from outblas.autotune.measure import finals as racing
@@ -45,15 +45,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 # Finals.
 
 
-def test_the_fastest_reach_the_finals(tune: Callable[..., Outcome]) -> None:
-    bench = FakeWorker()
-
-    tune(bench, 10, top_k=3)
-
-    assert screened(bench) == list(range(10))
-    assert sorted(set(bench.configs("race"))) == [0, 1, 2]
-
-
 def test_the_winner_has_its_figures(tune: Callable[..., Outcome]) -> None:
     winner = tune(FakeWorker(), 10, top_k=3).winner
 
@@ -61,19 +52,6 @@ def test_the_winner_has_its_figures(tune: Callable[..., Outcome]) -> None:
     assert winner.separated
     assert winner.lead == pytest.approx(51 / 50)
     assert winner.ratio == 2.0
-
-
-def test_the_progress_has_the_time_of_the_best_and_what_it_is_compared_with(
-    tune: Callable[..., Outcome],
-) -> None:
-    told = []
-
-    winner = tune(FakeWorker(), 10, top_k=3, report=lambda each: told.append(replace(each))).winner
-
-    assert winner is not None
-    assert (told[-1].best_us, told[-1].best_ratio) == (winner.us, winner.ratio)
-    assert told[-1].base == "cuBLAS"
-    assert any(each.best_us is not None for each in told if each.stage == "screening")
 
 
 @pytest.fixture
@@ -145,15 +123,6 @@ def test_what_another_measures_is_waited_for(
     assert 1 not in bench.configs("screen")
     assert [trial.status for trial in found.trials] == ["ok"] * 3
     assert found.new == 2
-
-
-def test_what_another_gives_back_is_measured(tune: Callable[..., Outcome], path: Path) -> None:
-    with Store(path) as beside:
-        beside.claim(*facts(ONE))
-        Timer(0.5, beside.release, facts(ONE)).start()
-        bench = FakeWorker()
-        assert tune(bench).new == 3
-    assert bench.configs("screen") == [0, 2, 1]
 
 
 def test_a_budget_ends_the_waiting(tune: Callable[..., Outcome], path: Path, clock: Clock) -> None:

@@ -9,9 +9,8 @@ import pytest
 from support import faulty_kernel
 from support.fake_bench import FakeWorker
 from support.faulty_kernel import Config
-from support.sweeps import SUBJECT, WORKLOAD
+from support.sweeps import WORKLOAD
 
-from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import Workload
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps.outcome import Outcome
@@ -33,17 +32,6 @@ def win(tune: Tune, store: Store, workload: Workload, number: int) -> None:
     winner = tune(FakeWorker(), 10, top_k=1, workload=workload).winner
     assert winner is not None
     store.record_best(replace(winner, config=to_text(Config(number=number))))
-
-
-def test_results_with_warm_weights_are_none_of_cold_ones(tune: Tune) -> None:
-    tune(FakeWorker(), 3)
-    bench = FakeWorker()
-
-    found = tune(bench, 3, workload=COLD)
-
-    assert bench.configs("screen") == [0, 1, 2]
-    assert found.new == 3
-    assert {trial.workload for trial in found.trials} == {COLD}
 
 
 @BOTH_WAYS
@@ -85,13 +73,3 @@ def test_what_won_with_an_epilogue_says_nothing_of_the_bare_product(
     tune(bench, 10, trials=1, top_k=1)
 
     assert set(bench.configs("race")) == {0}
-
-
-def test_what_won_of_another_kernel_is_left_out(tune: Tune, store: Store) -> None:
-    win(tune, store, WORKLOAD, 9)
-    bench = FakeWorker()
-
-    other = TuneTarget("other", SUBJECT.module)
-    tune(bench, 10, trials=1, top_k=1, workload=COLD, targets=(other,))
-
-    assert bench.configs("screen") == [0]

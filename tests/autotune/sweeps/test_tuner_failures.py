@@ -47,18 +47,6 @@ def test_what_is_killed_again_and_again_is_left_unmeasured(
     assert {number(trial) for trial in store.trials()} == {0, 2}
 
 
-def test_a_sweep_that_leaves_a_config_has_a_winner_and_is_not_finished(
-    tune: Callable[..., Outcome],
-) -> None:
-    reports: list[dict[str, int]] = []
-
-    found = tune(killed_times(9), report=lambda progress: reports.append(dict(progress.failures)))
-
-    assert not found.finished
-    assert found.winner is not None
-    assert reports[-1] == {"unmeasured": 1}
-
-
 def test_a_killed_compile_is_tried_again(tune: Callable[..., Outcome]) -> None:
     bench = FakeWorker()
     compilers = FakeCompilers(bench, seconds=1.5, killed=1)
@@ -129,18 +117,6 @@ def statuses(store: Store) -> Counter[str]:
 
 
 @pytest.mark.usefixtures("failed")
-def test_what_has_failed_is_not_measured_again_by_default(
-    tune: Callable[..., Outcome], store: Store
-) -> None:
-    bench = FakeWorker()
-
-    tune(bench, 4)
-
-    assert bench.configs("screen") == []
-    assert statuses(store) == {"ok": 2, "out of memory": 1, "refused": 1}
-
-
-@pytest.mark.usefixtures("failed")
 def test_what_has_failed_is_measured_anew_on_request(
     tune: Callable[..., Outcome], store: Store
 ) -> None:
@@ -152,17 +128,6 @@ def test_what_has_failed_is_measured_anew_on_request(
     assert bench.configs("screen") == [1]
     assert (found.new, found.finished) == (1, True)
     assert statuses(store) == {"ok": 3, "refused": 1}
-
-
-def test_measuring_anew_replaces_the_trials_each_time(
-    tune: Callable[..., Outcome], store: Store
-) -> None:
-    for us in (50.0, 60.0, 70.0, 80.0):
-        found = tune(FakeWorker(us=us), resume=False)
-
-        assert [trial.status for trial in found.trials] == ["ok"] * 3, us
-        assert found.new == 3, us
-        assert {trial.us for trial in store.trials()} == {us, us + 1, us + 2}
 
 
 def test_a_workload_that_goes_down_is_said_to_fail(tune: Callable[..., Outcome]) -> None:
