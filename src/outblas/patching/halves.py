@@ -22,14 +22,12 @@ _matrices: list[Any] = []
 
 
 class Halves:
-    """A matrix and what its halves look like. A copy is empty, and so is what `torch.load` returns,
-    for the copied weights lie apart.
+    """The matrix of two tensors. A copy is empty, and so is what `torch.load` returns, for the
+    copied weights lie apart.
     """
 
     def __init__(self) -> None:
         self.memory: Any = None  # a weak reference
-        self.shape: tuple[int, ...] = ()
-        self.dtype: Any = None
 
     def __reduce__(self) -> tuple[type[Halves], tuple[()]]:
         return Halves, ()
@@ -37,7 +35,6 @@ class Halves:
     def join(self, first: Tensor, second: Tensor) -> None:
         """Makes two tensors the halves of a matrix, if no `reason` forbids it."""
         self.memory = _matrix_of(first, second)
-        self.shape, self.dtype = first.shape, first.dtype
         if self.memory is None and not (reason(first) or reason(second)):
             self.memory = torch_private.weak_storage(_moved(first, second))
             _matrices[:] = [m for m in _matrices if storage_at(m.cdata) is not None]
@@ -51,11 +48,7 @@ class Halves:
         # While `memory` is referred to, no other tensor has these addresses.
         if memory is None or not _are_halves(memory, first, second):
             return None
-        if not (first.shape == second.shape == self.shape and first.dtype is self.dtype):
-            return None
-        if not (second.dtype is self.dtype and first.is_contiguous() and second.is_contiguous()):
-            return None
-        rows, columns = self.shape
+        rows, columns = first.shape
         return _view(memory, (2 * rows, columns), first)
 
 
@@ -90,22 +83,26 @@ def reason(t: Tensor) -> str:
 
 
 def _are_halves(memory: Any, first: Tensor, second: Tensor) -> bool:
-    """Returns whether two tensors begin where the halves of a matrix do."""
+    """Returns whether two tensors are the halves of a matrix in some memory."""
+    size: int = first.nbytes
     begin: int = memory.data_ptr()
-    size: int = memory.nbytes() // 2
-    return first.data_ptr() == begin and second.data_ptr() == begin + size
+    return (
+        first.data_ptr() == begin
+        and second.data_ptr() == begin + size
+        and memory.nbytes() == 2 * size
+        and first.shape == second.shape
+        and first.dim() == 2
+        and first.dtype is second.dtype
+        and first.is_contiguous()
+        and second.is_contiguous()
+    )
 
 
 def _matrix_of(first: Tensor, second: Tensor) -> Any:
     """Returns a reference to the memory of which two tensors are the halves already, or None."""
-    if first.shape != second.shape or first.dtype is not second.dtype:
-        return None
-    if not (first.is_contiguous() and second.is_contiguous()):
-        return None
     for reference in _matrices:
         memory = storage_at(reference.cdata)
-        is_whole = memory is not None and memory.nbytes() == 2 * first.nbytes
-        if is_whole and _are_halves(memory, first, second):
+        if memory is not None and _are_halves(memory, first, second):
             return reference
     return None
 
