@@ -116,10 +116,6 @@ def packed_in(folder: Path, code: bytes, **changes: Any) -> Path:
 
 
 # ---- what is kept
-def test_what_is_kept_is_read_again() -> None:
-    assert Kept.from_bytes(KEPT.to_bytes()) == KEPT
-
-
 @pytest.mark.parametrize("content", [b"", b"\x7fELF", b"[]\0", b"{}\0x", b"[1, 2]\0x"])
 def test_what_is_no_kernel_is_refused(content: bytes) -> None:
     with pytest.raises(ValueError, match=r"not that of a kernel of Triton|Expecting value"):
@@ -204,25 +200,12 @@ def test_a_launch_passes_what_is_not_known(gpu: Driver) -> None:
     assert seen["values"] == [*pointers, 1.0, 0.5, *sizes, bias.data_ptr(), None, None]
 
 
-def test_little_shared_memory_is_not_asked_for(gpu: Driver) -> None:
-    Cubin(KEPT._replace(shared=48 << 10), VARIANT, 0)
-
-    assert gpu.attributes == []
-
-
 def test_a_thread_without_a_context_gets_the_one_of_torch(gpu: Driver) -> None:
     gpu.context = False
 
     Cubin(KEPT, VARIANT, 2)
 
     assert gpu.made_current == 102
-
-
-def test_what_the_driver_refuses_is_an_error(gpu: Driver) -> None:
-    gpu.failing = "cuModuleLoadData"
-
-    with pytest.raises(RuntimeError, match="cuModuleLoadData of the CUDA driver failed with 209"):
-        Cubin(KEPT, VARIANT, 0)
 
 
 def test_the_code_of_another_kernel_is_refused(gpu: Driver) -> None:
@@ -233,27 +216,10 @@ def test_the_code_of_another_kernel_is_refused(gpu: Driver) -> None:
 
 
 # ---- packs
-def test_without_a_pack_nothing_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TritonVariant, "cache_key_fields", None)
-
-    assert cubin.packed(VARIANT, 0) is None
-
-
 def test_a_kernel_comes_from_a_pack(gpu: Driver, tmp_path: Path) -> None:
     outblas.load_pack(packed_in(tmp_path, KEPT.to_bytes()))
 
     assert isinstance(cubin.packed(VARIANT, 0), Cubin)
-
-
-def test_code_that_was_altered_is_never_loaded(gpu: Driver, tmp_path: Path) -> None:
-    path = packed_in(tmp_path, KEPT.to_bytes())
-    path.write_bytes(path.read_bytes()[:-1] + b"?")
-    outblas.load_pack(path)
-
-    with pytest.warns(RuntimeWarning, match="is not what was packed"):
-        assert cubin.packed(VARIANT, 0) is None
-
-    assert gpu.loaded == []
 
 
 @pytest.mark.parametrize(

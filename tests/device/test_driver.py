@@ -21,10 +21,6 @@ def test_threads_have_numbers_of_their_own() -> None:
     assert len(set(numbers)) == 4
 
 
-def test_a_thread_keeps_its_number() -> None:
-    assert driver.thread() == driver.thread()
-
-
 class TestWithoutADriver:
     """Nothing is known, and nothing fails."""
 
@@ -66,11 +62,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     }
     monkeypatch.setattr(driver, "_function", functions.get)
     return fake
-
-
-@pytest.mark.usefixtures("fake")
-def test_an_error_of_the_driver_is_no_answer() -> None:
-    assert driver.context() is None
 
 
 def test_the_mode_of_captures_is_set_and_set_back(fake: FakeDriver) -> None:

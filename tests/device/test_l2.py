@@ -84,8 +84,6 @@ def test_a_smaller_cache_misses_more_of_the_same_requests(
 
 
 # ---- orders of a large product
-
-
 def test_multicast_halves_requests_of_the_shared_operand() -> None:
     b_by_every_row_of_tiles = 8192 * 64 * 8192 * 2
     alone = traffic("grouped", math.inf, workers=64, cluster=(2, 1), multicast=False)
@@ -104,19 +102,7 @@ def test_one_tile_finds_nothing_in_l2() -> None:
     assert alone.hit_rate == 0
 
 
-def test_each_half_looks_for_what_its_own_sms_request() -> None:
-    """Two tiles of a column, one in each half: B is missed by both, each panel of A by one; DRAM
-    brings in everything once.
-    """
-    shared = l2.simulate([[0, 1]], (256, 256, 64), TILE, capacity=1 << 20, halves=2)
-
-    assert shared.lookup_missed_bytes == shared.requested_bytes
-    assert shared.missed_bytes == shared.compulsory_bytes
-
-
 # ---- costs and refusals
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -123,6 +123,19 @@ def test_a_kernel_that_is_there_needs_no_compiler(
     assert [by for by, *_ in kernel.launches] == ["Triton", "compiled"]
 
 
+@pytest.mark.parametrize("packs", [(), ("a pack",)])
+def test_no_kernel_is_loaded_while_a_graph_is_captured(
+    packs: tuple[str, ...], kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passes, "capturing", lambda device: True)
+    monkeypatch.setattr(pack, "loaded", lambda: packs)
+
+    with pytest.raises(RuntimeError, match=r"outblas\.warmup\(function, \*args\) puts it there"):
+        start(Passes("kernels", kernel), kernel, tensor(), tensor(), 32)
+
+    assert kernel.launches == []
+
+
 # ---- kernels of packs
 @pytest.fixture
 def served(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> list[TritonVariant]:

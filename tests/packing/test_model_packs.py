@@ -245,6 +245,8 @@ OF_TRITON = (
 
 
 WIDER = (
+    "16x6144x4096 bias+gelu",
+    "1-2x4096x4096 nn batch-invariant",
     "1-2,64,4096x4096x4096 to-float32",
     "64,300x8192x4096 bias+swiglu to-float32",
     "64x4096x4096 float16 nn batch-invariant to-float32",

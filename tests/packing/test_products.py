@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from support import children
 
-from outblas.base.shapes import DEEPGEMM, LAYERS
+from outblas.base.shapes import DEEPGEMM
 from outblas.core.product_groups import Groups
 from outblas.core.product_storage import Storage
-from outblas.core.products import Products, parse_line, parse_rows
+from outblas.core.products import Products, parse_line
 from outblas.core.scaling import Scaling
 from outblas.core.steps import Steps
 from outblas.packing import build, products
@@ -100,12 +100,6 @@ def test_a_line_that_says_something_else_is_refused(line: str, message: str) -> 
         parse_line(line)
 
 
-def test_rows_that_ranges_share_count_once() -> None:
-    products = Products(parse_rows("3-5,1,4-6"), 8, 8)
-
-    assert list(products.each_M()) == [1, 3, 4, 5, 6]
-
-
 def test_a_bad_line_of_a_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "products.txt"
     path.write_text("8x64x96\n8x64\n", encoding="utf-8")
@@ -124,13 +118,6 @@ LLAMA = {
     "num_key_value_heads": 8,
     "vocab_size": 128256,
 }
-
-
-def test_the_layers_and_the_head_of_a_model_by_name() -> None:
-    found = of_model("Llama-3-8B", "1-4")
-
-    assert [(each.N, each.K) for each in found] == [*LAYERS["llama-3-8b"], (128256, 4096)]
-    assert {each.rows for each in found} == {((1, 4),)}
 
 
 def test_tensor_parallelism_divides_what_it_divides() -> None:
@@ -226,25 +213,6 @@ def test_products_that_nobody_can_plan_are_refused_at_once(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         build.build([parse_line(line)], tmp_path / "a.outblas")
-
-
-def test_a_file_without_products_and_a_model_by_name_that_is_divided_are_refused(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "products.txt"
-    path.write_text("# none\n", encoding="utf-8")
-
-    with pytest.raises(ValueError, match="has no products"):
-        parse_file(path)
-    with pytest.raises(ValueError, match="--tensor-parallel is 2 with llama-3-8b"):
-        of_model("llama-3-8b", "1", 2)
-
-
-def test_an_unknown_model_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"--model is 'gpt-9', expected llama-3-8b, .*config\.json"
-    ):
-        of_model("gpt-9", "1")
 
 
 # ---- fp8 checkpoints
@@ -392,12 +360,3 @@ def test_a_configuration_with_experts_has_their_groups(name: str) -> None:
     products = [str(each) for each in products_of(config, ((1, 4),), parallel, "config.json")]
 
     assert not set(lines) - set(products)
-
-
-@pytest.mark.parametrize(("config", "N"), [(MIXTRAL, 28672), (QWEN3_MOE, 12288)])
-def test_no_layer_of_experts_alone_has_a_product_of_its_inner_size(
-    config: dict[str, Any], N: int
-) -> None:
-    products = products_of(config, ((1, 4),), 1, "config.json")
-
-    assert not [each for each in products if each.groups is None and each.N == N]

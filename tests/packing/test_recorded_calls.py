@@ -53,10 +53,6 @@ CALLS: dict[str, tuple[Callable[[int], Any], str]] = {
         lambda M: scaled(M, torch.ones(M, 1), torch.ones(1, N), use_fast_accum=True),
         "fp8-e4m3 nt rowwise fast-accum",
     ),
-    "rows by one": (
-        lambda M: scaled(M, torch.ones(M, 1), ONE, out_dtype=torch.float32),
-        "fp8-e4m3 nt rowwise:tensorwise to-float32",
-    ),
     "a layer of a checkpoint": (
         lambda M: outblas.FP8Linear(K, N, dtype=torch.half)(torch.ones(M, K).half()),
         "fp8-e4m3 nt bias 1x128:128x128 to-float16",
@@ -65,7 +61,6 @@ CALLS: dict[str, tuple[Callable[[int], Any], str]] = {
         lambda M: in_blocks(M, "1x128", "1x128"),
         "fp8-e4m3 nt 1x128",
     ),
-    "squares": (lambda M: in_blocks(M, "128x128", "128x128"), "fp8-e4m3 nt 128x128"),
     "scales by rows": (
         lambda M: scaled(M, torch.ones(M, K // 128), torch.ones(K // 128, N)),
         "fp8-e4m3 nt 1x128-rows:1x128",
@@ -77,10 +72,6 @@ CALLS: dict[str, tuple[Callable[[int], Any], str]] = {
     "powers of two": (
         lambda M: in_blocks(M, "1x128", "128x128", out_power_of_two=True, **TO_FP8),
         "fp8-e4m3 nt 1x128:128x128 to-e4m3-pow2",
-    ),
-    "an odd K": (
-        lambda M: outblas.scaled_mm(fp8(M, 33), fp8(N, 33, dtype=E5M2).t(), ONE, ONE),
-        "fp8-e4m3-e5m2 nt tensorwise",
     ),
     "a residual": (
         lambda M: scaled(M, ONE, ONE, bias=half(N), residual=half(M, N), activation="gelu"),
@@ -95,34 +86,14 @@ CALLS: dict[str, tuple[Callable[[int], Any], str]] = {
         "bfloat16 nt lda:392 ldb:387 align-a:8",
     ),
     "odd rows": (lambda M: outblas.matmul(half(M, 33), half(33, N)), "bfloat16 nn"),
-    "odd rows of a gated product": (
-        lambda M: outblas.matmul(half(M, 33), half(N, 33).t(), activation="swiglu"),
-        "bfloat16 nt swiglu",
-    ),
     "an odd result": (
         lambda M: outblas.matmul(half(M, K), half(K, N), out=half(M, N + 1)[:, 1:]),
         "bfloat16 nn ldc:513 align-out:2",
     ),
-    "fp8 within wider rows": (
-        lambda M: outblas.scaled_mm(fp8(M, 2 * K)[:, 2 : 2 + K], fp8(N, K).t(), ONE, ONE),
-        "fp8-e4m3 nt tensorwise lda:768 align-a:2",
-    ),
     "float32, ieee": (lambda M: outblas.matmul(torch.ones(M, K), torch.ones(K, N)), "float32 nn"),
-    "float32, a layer": (
-        lambda M: outblas.linear(torch.ones(M, K), torch.ones(N, K), torch.ones(N)),
-        "float32 nt bias",
-    ),
-    "float32, odd rows": (
-        lambda M: outblas.matmul(torch.ones(M, 33), torch.ones(33, 65)),
-        "float32 nn",
-    ),
     "float32, slices": (
         lambda M: outblas.matmul(torch.ones(M, K + 6)[:, 2 : K + 2], torch.ones(K, N)),
         "float32 nn lda:390 align-a:8",
-    ),
-    "wider, a product": (
-        lambda M: outblas.matmul(half(M, K), half(K, N), **WIDE),
-        "bfloat16 nn to-float32",
     ),
     "wider, an epilogue": (
         lambda M: outblas.matmul(
@@ -135,10 +106,6 @@ CALLS: dict[str, tuple[Callable[[int], Any], str]] = {
         ),
         "bfloat16 nt bias+swiglu+residual to-float32",
     ),
-    "wider, odd rows": (
-        lambda M: outblas.matmul(half(M, 33).half(), half(33, N).half(), **WIDE),
-        "float16 nn to-float32",
-    ),
     "batch, a batch": (
         lambda M: outblas.matmul(half(5, M, K), half(5, K, N)),
         "bfloat16 nn batch:5",
@@ -146,10 +113,6 @@ CALLS: dict[str, tuple[Callable[[int], Any], str]] = {
     "batch, two dimensions": (
         lambda M: outblas.matmul(half(2, 3, M, K), half(2, 3, N, K).mT, **WIDE),
         "bfloat16 nt to-float32 batch:6",
-    ),
-    "batch, columns": (
-        lambda M: outblas.matmul(half(5, K, M).mT, half(5, K, N)),
-        "bfloat16 tn batch:5",
     ),
     "batch, an epilogue": (
         lambda M: outblas.matmul(
@@ -160,14 +123,6 @@ CALLS: dict[str, tuple[Callable[[int], Any], str]] = {
             residual=half(5, M, N // 2),
         ),
         "bfloat16 nt bias+swiglu+residual batch:5",
-    ),
-    "batch, odd rows": (
-        lambda M: outblas.matmul(half(5, M, 33), half(5, 33, N)),
-        "bfloat16 nn batch:5",
-    ),
-    "batch, float32": (
-        lambda M: outblas.matmul(torch.ones(5, M, K), torch.ones(5, N, K).mT),
-        "float32 nt batch:5",
     ),
 }
 
@@ -214,10 +169,6 @@ GROUPS: dict[str, tuple[Callable[[int], Any], list[str]]] = {
             "256x384x128 bfloat16 nt groups:3",
         ],
     ),
-    "experts whose rows are stored": (
-        lambda M: experts(M // 2, 1104),
-        ["256x2208x384 bfloat16 nt swiglu groups:3 top:2", "256x384x1104 bfloat16 nt groups:3"],
-    ),
     "an epilogue": (
         lambda M: outblas.grouped_mm(
             half(M, K),
@@ -243,10 +194,6 @@ GROUPS: dict[str, tuple[Callable[[int], Any], list[str]]] = {
         lambda M: scaled_groups(M, (M, K), offs=rows(M), activation="swiglu"),
         ["256x512x384 fp8-e4m3 nt swiglu 1x128:128x128 groups:3"],
     ),
-    "gathered rows in fp8": (
-        lambda M: scaled_groups(M, (M, K), offs=rows(M), a_index=torch.arange(M)),
-        ["256x512x384 fp8-e4m3 nt 1x128:128x128 groups:3 gathered"],
-    ),
     "places in fp8": (
         lambda M: scaled_groups(M, (3, M, K), counts=rows(M), out_dtype=torch.float32),
         ["256x512x384 fp8-e4m3 nt 1x128:128x128 to-float32 groups:3:masked"],
@@ -255,10 +202,9 @@ GROUPS: dict[str, tuple[Callable[[int], Any], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("M", [16, 256])
 @pytest.mark.parametrize("name", GROUPS)
 def test_a_recorded_call_of_groups_launches_what_its_line_packs(
-    name: str, M: int, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (call, expected), machine = GROUPS[name], machines.find("H100")
     noted: list[GroupedProblem] = []
@@ -270,11 +216,10 @@ def test_a_recorded_call_of_groups_launches_what_its_line_packs(
 
     monkeypatch.setattr(RecordedShapes, "_note_groups", keep)
     with outblas.record_shapes() as recorded:
-        call(M)
+        call(256)
 
     assert recorded.others == []
-    if M == 256:
-        assert recorded.lines == expected
+    assert recorded.lines == expected
     for line, called in zip(recorded.lines, noted, strict=True):
         products = parse_line(line)
         assert products.groups is not None
@@ -301,21 +246,11 @@ OTHER_GROUPS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: outblas.grouped_mm(torch.ones(4, 8), torch.ones(3, 8, 8), offs=rows(4)),
         "4x8x8 float32 groups:3, a dtype of Triton's kernels",
     ),
-    "wider": (
-        lambda: outblas.grouped_mm(
-            half(4, 8), half(3, 8, 8), offs=rows(4), out_dtype=torch.float32
-        ),
-        "4x8x8 bfloat16 groups:3, a result of another dtype",
-    ),
     "aux": (
         lambda: outblas.grouped_mm(
             half(4, 8), half(3, 8, 8), offs=rows(4), activation="relu", aux=half(4, 8)
         ),
         "4x8x8 bfloat16 groups:3, aux",
-    ),
-    "no rows": (
-        lambda: outblas.grouped_mm(half(0, 8), half(3, 8, 8), offs=rows(0)),
-        "0x8x8 bfloat16 groups:3, nothing is multiplied",
     ),
     "an odd address": (
         lambda: outblas.grouped_mm(half(33)[1:].view(4, 8), half(3, 8, 8), offs=rows(4)),
@@ -324,12 +259,6 @@ OTHER_GROUPS: dict[str, tuple[Callable[[], Any], str]] = {
     "odd strides": (
         lambda: outblas.grouped_mm(half(4, 7), half(3, 7, 8), offs=rows(4)),
         "4x8x7 bfloat16 groups:3, operands that TMA cannot load",
-    ),
-    "a residual that repeats": (
-        lambda: outblas.grouped_mm(
-            half(4, 8), half(3, 8, 8), offs=rows(4), residual=half(1, 8).expand(4, 8)
-        ),
-        "4x8x8 bfloat16 groups:3, a residual that does not lie as the result",
     ),
     "a bias by columns": (
         lambda: outblas.grouped_mm(half(4, 8), half(3, 8, 8), offs=rows(4), bias=half(8, 3).t()),
@@ -386,7 +315,7 @@ OF_ONE_ROW = [name for name, (_, words) in CALLS.items() if "fp8" in words and "
     ("name", "M", "tf32"),
     [
         *((name, 1, False) for name in OF_ONE_ROW),
-        *((name, M, False) for name in CALLS for M in (2, 300, 4096)),
+        *((name, M, False) for name in CALLS for M in (2, 300)),
         *((name, 300, True) for name in FLOAT32),
     ],
 )

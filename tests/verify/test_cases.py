@@ -81,13 +81,6 @@ class TestTheCases:
         assert {case.addend for case in generated} == set(cases.ADDENDS)
 
 
-def test_quick_cases_are_few_and_small() -> None:
-    generated = quick_cases()
-
-    assert 20 <= len(generated) <= 32
-    assert max(max(case.M, case.N, case.K) for case in generated) <= 130
-
-
 def test_all_cases_have_the_sizes_beside_a_tile() -> None:
     generated = all_cases()
 
@@ -99,11 +92,6 @@ def test_all_cases_have_the_sizes_beside_a_tile() -> None:
 def test_huge_cases_have_a_matrix_of_more_than_two_to_the_31_elements() -> None:
     for case in cases.huge(BF16):
         assert max(case.M * case.N, case.M * case.K, case.N * case.K) > 2**31, case
-
-
-@pytest.mark.parametrize(("n", "prime"), [(0, 2), (1, 2), (2, 3), (7, 11), (256, 257)])
-def test_the_next_prime(n: int, prime: int) -> None:
-    assert cases.prime_after(n) == prime
 
 
 @pytest.mark.parametrize(

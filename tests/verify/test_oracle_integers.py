@@ -1,7 +1,5 @@
 """The integers that the exact oracle multiplies, and the units in which errors are counted."""
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +7,7 @@ from hypothesis import strategies as st
 from support import broken
 
 from outblas.verify.cases import Case
-from outblas.verify.oracle import exact, integer_ranges, ulp
+from outblas.verify.oracle import integer_ranges, ulp
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 DTYPES = (BF16, FP16, FP32)
@@ -34,12 +32,6 @@ def largest_sum(case: Case) -> int:
     """Of products of the integers that are multiplied."""
     range_a, range_b, _ = integer_ranges(case)
     return case.K * range_a * range_b
-
-
-@settings(max_examples=40)
-@given(scaled_cases())
-def test_every_sum_of_products_is_exact(case: Case) -> None:
-    assert largest_sum(case) < EXACT_BELOW
 
 
 @settings(max_examples=40)
@@ -93,22 +85,6 @@ def test_integer_ranges_are_as_large_as_they_may_be(case: Case, ranges: tuple[in
 def test_a_case_without_exact_sums_is_refused(case: Case, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         integer_ranges(case)
-
-
-@pytest.mark.parametrize("K", [1, 16, 257, 8191])
-@each_dtype
-def test_sums_of_integers_are_finite_and_not_trivial(dtype: torch.dtype, K: int) -> None:
-    sums = []
-
-    def run(a: Any, b: Any, c: Any, out: torch.Tensor, alpha: float, beta: float) -> None:
-        broken.right(a, b, c, out, alpha, beta)
-        sums.append(out.double())
-
-    result = exact(run, Case(40, 40, K, dtype))
-
-    assert result.ok, result.message
-    assert sums[-1].isfinite().all()
-    assert sums[-1].abs().max() > 2 ** (8 if dtype == BF16 else 11)
 
 
 # ---- units
