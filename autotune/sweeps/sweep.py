@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, Unpack
 from outblas.autotune.measure.progress import Report, silent
 from outblas.autotune.search.prune import check_epilogue, check_grouping
 from outblas.autotune.search.strategy import strategy_of
-from outblas.autotune.search.target import HOPPER_GROUPED, TuneTarget
+from outblas.autotune.search.target import HOPPER_GROUPED, TuneTarget, fingerprint
 from outblas.autotune.search.target import of as target_of
 from outblas.autotune.store.records import Weights, Workload
 from outblas.autotune.store.store import Store
@@ -123,6 +123,8 @@ def _jobs(
         raise ValueError("kernels is empty, expected names of kernels")
     targets = tuple(dict.fromkeys(map(target_of, names)))
     check_targets(targets, workloads)
+    for target in targets:
+        fingerprint(target.module)  # a module that is missing is an error before anything starts
     strategy = strategy_of(options.strategy)
     return [
         Job(

@@ -1,7 +1,8 @@
-"""One workload's driver, with a worker that is played: shared stores, finals, waiting for others,
-budgets and compiles.
+"""One workload's driver, with a worker that is played: finals, shared stores, waiting for others,
+budgets, compiles, winners of related workloads, and workers that are killed or fail.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 from support import faulty_kernel
 from support.clocks import Clock
-from support.fake_bench import FakeWorker
+from support.fake_bench import FakeWorker, number
 from support.faulty_kernel import Config
 from support.jobs import ONE, FakeCompilers, facts
 from support.sweeps import H100, SUBJECT, WORKLOAD
@@ -22,7 +23,8 @@ from outblas.autotune.measure import prefetch
 from outblas.autotune.measure import race as finals
 from outblas.autotune.measure.isolated import Cancelled
 from outblas.autotune.search.target import TuneTarget
-from outblas.autotune.store.records import Trial, now
+from outblas.autotune.store.claims import Owner
+from outblas.autotune.store.records import Trial, Workload, now
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps import screening, tuner
 from outblas.autotune.sweeps.outcome import Job, Outcome
@@ -31,6 +33,9 @@ from outblas.base.configs import to_text
 pytest_plugins = ("support.sweep_fixtures",)
 
 pytestmark = pytest.mark.usefixtures("faulty_log")
+
+Tune = Callable[..., Outcome]
+COLD, FUSED = replace(WORKLOAD, weights="cold"), replace(WORKLOAD, epilogue="bias+gelu")
 
 
 @pytest.fixture
@@ -42,10 +47,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-# Finals.
+# Finals, and what earlier sweeps have found.
 
 
-def test_the_winner_has_its_figures(tune: Callable[..., Outcome]) -> None:
+def test_the_winner_has_its_figures(tune: Tune) -> None:
     winner = tune(FakeWorker(), 10, top_k=3).winner
 
     assert (winner.screened, winner.valid) == (10, 10)
@@ -54,16 +59,15 @@ def test_the_winner_has_its_figures(tune: Callable[..., Outcome]) -> None:
     assert winner.ratio == 2.0
 
 
-@pytest.fixture
-def won_before(tune: Callable[..., Outcome], store: Store) -> None:
-    """Of five configs that were tuned, 0 won, and 4 by a later finals."""
-    winner = tune(FakeWorker(), 5, top_k=1).winner
-    later = replace(winner, config=to_text(Config(number=4)), when="2999-01-01T00:00:00+00:00")
-    store.record_best(later)
+def win(tune: Tune, store: Store, workload: Workload, count: int, number: int) -> None:
+    """Has a config of so many win at a workload, by a later finals."""
+    winner = tune(FakeWorker(), count, top_k=1, workload=workload).winner
+    later = {"config": to_text(Config(number=number)), "when": "2999-01-01T00:00:00+00:00"}
+    store.record_best(replace(winner, **later))
 
 
-@pytest.mark.usefixtures("won_before")
-def test_the_winner_of_before_races_again(tune: Callable[..., Outcome]) -> None:
+def test_the_winner_of_before_races_again(tune: Tune, store: Store) -> None:
+    win(tune, store, WORKLOAD, 5, 4)
     bench = FakeWorker()
 
     tune(bench, 6, top_k=1)
@@ -72,7 +76,37 @@ def test_the_winner_of_before_races_again(tune: Callable[..., Outcome]) -> None:
     assert set(bench.configs("race")) == {0, 4}
 
 
-def test_a_sweep_with_nothing_new_keeps_its_winners(tune: Callable[..., Outcome]) -> None:
+@pytest.mark.parametrize(
+    ("before", "now", "screened", "raced"),
+    [
+        (WORKLOAD, COLD, [0, 1, 9], {0, 9}),
+        (COLD, WORKLOAD, [0, 1, 9], {0, 9}),
+        (WORKLOAD, FUSED, [0, 1, 9], {0, 9}),
+        (FUSED, WORKLOAD, [0, 1], {0}),
+    ],
+    ids=["warm to cold", "cold to warm", "bare to fused", "fused to bare"],
+)
+def test_what_won_at_a_related_workload_is_measured_whatever_is_proposed(
+    tune: Tune,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    before: Workload,
+    now: Workload,
+    screened: list[int],
+    raced: set[int],
+) -> None:
+    monkeypatch.setattr(faulty_kernel, "EPILOGUES", True, raising=False)
+    win(tune, store, before, 10, 9)
+    bench = FakeWorker()
+
+    found = tune(bench, 10, trials=2, top_k=1, workload=now)
+
+    assert sorted(bench.configs("screen")) == screened
+    assert set(bench.configs("race")) == raced
+    assert {trial.workload for trial in found.trials} == {now}
+
+
+def test_a_sweep_with_nothing_new_keeps_its_winners(tune: Tune) -> None:
     first, bench = tune(FakeWorker()), FakeWorker()
 
     found = tune(bench)
@@ -82,35 +116,40 @@ def test_a_sweep_with_nothing_new_keeps_its_winners(tune: Callable[..., Outcome]
     assert (found.winners, found.trials) == (first.winners, first.trials)
 
 
-def test_a_sweep_that_does_not_resume_measures_and_races_all(tune: Callable[..., Outcome]) -> None:
-    tune(FakeWorker())
-    bench = FakeWorker()
+def test_a_sweep_that_does_not_resume_measures_races_and_replaces_all(
+    tune: Tune, store: Store
+) -> None:
+    for us in (50.0, 60.0):
+        bench = FakeWorker(us=us)
 
-    found = tune(bench, resume=False)
+        found = tune(bench, resume=False)
 
-    assert found.new == 3
-    assert set(bench.configs("race")) == {0, 1, 2}
+        assert found.new == 3
+        assert set(bench.configs("race")) == {0, 1, 2}
+        assert {trial.us for trial in store.trials()} == {us, us + 1, us + 2}
 
 
-def test_each_kernel_has_a_winner(tune):
-    found = tune(
-        FakeWorker(), top_k=1, targets=(SUBJECT, TuneTarget("other", "support.faulty_kernel"))
-    )
+def test_each_kernel_has_a_winner(tune: Tune) -> None:
+    other = TuneTarget("other", "support.faulty_kernel")
+
+    found = tune(FakeWorker(), top_k=1, targets=(SUBJECT, other))
 
     assert {winner.kernel for winner in found.winners} == {"faulty", "other"}
     assert len({winner.finalists for winner in found.winners}) == 1
 
 
-def test_what_another_measures_is_waited_for(
-    tune: Callable[..., Outcome], store: Store, path: Path
-) -> None:
+# What other drivers measure.
+
+
+def test_what_another_measures_is_waited_for(tune: Tune, path: Path) -> None:
     """However long it takes: a live driver that is slow brands nothing."""
+    gpu, workload, kernel, source, config = facts(ONE)
     theirs = Trial(
-        gpu=H100,
-        workload=WORKLOAD,
-        kernel="faulty",
-        source=SUBJECT.fingerprint,
-        config=ONE,
+        gpu=gpu,
+        workload=workload,
+        kernel=kernel,
+        source=source,
+        config=config,
         status="ok",
         us=1.0,
         when=now(),
@@ -125,7 +164,17 @@ def test_what_another_measures_is_waited_for(
     assert found.new == 2
 
 
-def test_a_budget_ends_the_waiting(tune: Callable[..., Outcome], path: Path, clock: Clock) -> None:
+def test_what_a_driver_died_with_is_measured_at_the_end(tune: Tune, store: Store) -> None:
+    store.claim(*facts(ONE))
+    dead = str(Owner.here()._replace(started="1"))
+    store.write(lambda connection: connection.execute("UPDATE claims SET owner = ?", [dead]))
+    bench = FakeWorker()
+
+    assert tune(bench).finished
+    assert bench.configs("screen") == [0, 2, 1]
+
+
+def test_a_budget_ends_the_waiting(tune: Tune, path: Path, clock: Clock) -> None:
     with Store(path) as beside:
         beside.claim(*facts(ONE))
         found = tune(FakeWorker(), seconds=1.0)
@@ -147,9 +196,9 @@ def test_an_interrupt_ends_the_waiting(
             tuner.tune(job, H100, worker, None, store, stopped=stopped.is_set)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, Cancelled, RuntimeError])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_whatever_ends_a_sweep_gives_its_claim_back(
-    tune: Callable[..., Outcome], store: Store, path: Path, error
+    tune: Tune, path: Path, error: type[BaseException]
 ) -> None:
     bench = FakeWorker()
     bench.screen = Mock(side_effect=error)  # type: ignore[method-assign]
@@ -160,9 +209,10 @@ def test_whatever_ends_a_sweep_gives_its_claim_back(
             assert beside.claim(*facts(to_text(Config(number=i)))).granted
 
 
-def test_budget_ends_a_screen_and_leaves_time_for_finals(
-    tune: Callable[..., Outcome], clock: Clock
-) -> None:
+# Budgets and compiles.
+
+
+def test_budget_ends_a_screen_and_leaves_time_for_finals(tune: Tune, clock: Clock) -> None:
     bench = FakeWorker(seconds=0.01, sleep=clock.sleep)
     found = tune(bench, 100, seconds=1.0, top_k=2)
 
@@ -174,26 +224,116 @@ def test_budget_ends_a_screen_and_leaves_time_for_finals(
     assert tune(FakeWorker(), 100, top_k=2).new == 100 - found.new
 
 
-def test_budget_ends_compiles_too(tune: Callable[..., Outcome]) -> None:
+def test_budget_ends_compiles_too(tune: Tune) -> None:
     """Those of these compilers never end."""
-    bench = FakeWorker()
-    compilers = FakeCompilers(bench)
-    found = tune(bench, compilers=compilers, seconds=1.0)
+    compilers = FakeCompilers(FakeWorker())
+    found = tune(compilers.bench, compilers=compilers, seconds=1.0)
 
     assert all(future.cancelled() for future in compilers.futures)
     assert not found.finished
 
 
-def test_configs_that_share_a_compile(
-    tune: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_configs_that_share_a_compile(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = faulty_kernel.space
     by_parity: dict[str, Any] = {
         "compile_key": lambda config: replace(config, number=config.number % 2)
     }
     monkeypatch.setattr(faulty_kernel, "space", lambda *of: replace(whole(*of), **by_parity))
-    bench = FakeWorker()
-    compilers = FakeCompilers(bench, seconds=1.0)
+    compilers = FakeCompilers(FakeWorker(), seconds=1.0)
 
-    assert tune(bench, 6, compilers=compilers).new == 6
+    assert tune(compilers.bench, 6, compilers=compilers).new == 6
     assert len(compilers.futures) == 2
+
+
+@pytest.mark.parametrize(
+    ("kills", "order", "unmeasured"), [(1, [0, 2, 1], []), (99, [0, 2], [ONE])]
+)
+def test_a_killed_compile_is_tried_again(
+    tune: Tune, kills: int, order: list[int], unmeasured: list[str]
+) -> None:
+    compilers = FakeCompilers(FakeWorker(), seconds=1.5, killed=kills)
+
+    found = tune(compilers.bench, compilers=compilers)
+
+    assert compilers.bench.configs("screen") == order
+    assert [left.config for left in found.unmeasured] == unmeasured
+    assert found.finished == (not unmeasured)
+    for left in found.unmeasured:
+        assert left.reason == (
+            "its compile process was killed from outside repeatedly: the compiler was killed"
+        )
+
+
+# Workers that are killed, and configs that fail.
+
+
+def killed_times(count: int, call: str = "screen") -> FakeWorker:
+    """A worker that is killed from outside at a call of config 1, so many times."""
+    bench = FakeWorker((call, 1), status="killed")
+    bench.dies = count
+    return bench
+
+
+@pytest.mark.parametrize("kills", [2, 9])
+def test_a_killed_worker_is_tried_again_and_then_left(tune: Tune, store: Store, kills: int) -> None:
+    bench, progress = killed_times(kills), []
+
+    found = tune(bench, report=lambda each: progress.append(dict(each.failures)))
+
+    assert bench.configs("screen") == [0, 1, 1, 1, 2]
+    assert {trial.status for trial in store.trials()} == {"ok"}
+    assert found.winner is not None
+    assert found.finished == (kills < 3)
+    assert progress[-1] == ({} if kills < 3 else {"unmeasured": 1})
+    assert [(left.config, left.reason) for left in found.unmeasured] == (
+        [] if kills < 3 else [(ONE, "killed from outside 3 times: a bad day")]
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "kills", "left"),
+    [
+        ("enter", 1, [0, 1, 2]),
+        ("race", 2, [0, 1, 2]),
+        ("enter", 2, [0, 2]),
+        ("race", 4, [0, 2]),
+    ],
+)
+def test_a_killed_finalist_is_not_out_at_once(
+    tune: Tune, call: str, kills: int, left: list[int]
+) -> None:
+    winner = tune(killed_times(kills, call)).winner
+
+    assert sorted(map(number, winner.finalists)) == left
+
+
+@pytest.mark.parametrize(("call", "spared"), [("enter", 0), ("race", 0), ("race", 1)])
+def test_a_finalist_that_fails_takes_nobody_along(tune: Tune, call: str, spared: int) -> None:
+    """It passed its screen, and takes the worker down in the finals, and with it all that had
+    entered.
+    """
+    found = tune(FakeWorker((call, 1), spared))
+
+    assert found.finished
+    assert number(found.winner) == 0
+    assert list(map(number, found.winner.finalists)) == [0, 2]
+
+
+def test_what_has_failed_is_measured_anew_on_request(tune: Tune, store: Store) -> None:
+    """But for what was refused: that has nothing to do with the day."""
+    tune(FakeWorker(("screen", 1), status="out of memory"))
+    tune(FakeWorker(("screen", 3), status="refused"), 4)
+    for options, measured in (({}, []), ({"retry_failed": True}, [1])):
+        bench = FakeWorker()
+
+        found = tune(bench, 4, **options)
+
+        assert bench.configs("screen") == measured
+        assert (found.new, found.finished) == (len(measured), True)
+    assert Counter(trial.status for trial in store.trials()) == {"ok": 3, "refused": 1}
+
+
+def test_a_workload_that_goes_down_is_said_to_fail(tune: Tune) -> None:
+    found = tune(FakeWorker(("open", None)))
+
+    assert (found.finished, found.trials, found.winner) == (False, [], None)
