@@ -12,7 +12,7 @@ import torch
 from outblas.core.arguments import renamed, show_signature
 from outblas.core.epilogue import Activation, EpilogueArgs
 from outblas.core.errors import OperandError
-from outblas.core.sm_carveout import limit
+from outblas.core.sm_carveout import limited
 from outblas.runtime.default_kernel import Mode
 from outblas.torch_ops import autocast_vmap, autograd, slow_path
 from outblas.torch_ops.call import (
@@ -130,23 +130,7 @@ def matmul(
         True
     """
     if sms is not None:
-        with limit(sms, *aliases.values(), input, other):
-            return matmul(
-                input,
-                other,
-                out=out,
-                out_dtype=out_dtype,
-                bias=bias,
-                activation=activation,
-                residual=residual,
-                aux=aux,
-                kernel=kernel,
-                config=config,
-                tune=tune,
-                batch_invariant=batch_invariant,
-                sms=None,
-                **aliases,
-            )
+        return limited(matmul, sms, locals())
     if aliases:
         input, other = renamed("matmul", _ALIASES["matmul"], aliases, input=input, other=other)
     extra = None
@@ -239,25 +223,7 @@ def addmm(
         True
     """
     if sms is not None:
-        with limit(sms, *aliases.values(), input, mat1):
-            return addmm(
-                input,
-                mat1,
-                mat2,
-                alpha=alpha,
-                beta=beta,
-                out=out,
-                bias=bias,
-                activation=activation,
-                residual=residual,
-                aux=aux,
-                kernel=kernel,
-                config=config,
-                tune=tune,
-                batch_invariant=batch_invariant,
-                sms=None,
-                **aliases,
-            )
+        return limited(addmm, sms, locals())
     if aliases:
         input, mat1, mat2 = renamed(
             "addmm", _ALIASES["addmm"], aliases, input=input, mat1=mat1, mat2=mat2
@@ -343,21 +309,7 @@ def linear(
         True
     """
     if sms is not None:
-        with limit(sms, *aliases.values(), input, weight):
-            return linear(
-                input,
-                weight,
-                bias,
-                activation=activation,
-                residual=residual,
-                out=out,
-                kernel=kernel,
-                config=config,
-                tune=tune,
-                batch_invariant=batch_invariant,
-                sms=None,
-                **aliases,
-            )
+        return limited(linear, sms, locals())
     if aliases:
         input, weight = renamed("linear", _ALIASES["linear"], aliases, input=input, weight=weight)
     fast = (activation is None or is_activation(activation)) and not is_traced()

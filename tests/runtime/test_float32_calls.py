@@ -47,8 +47,7 @@ def h100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ImaginedGp
 def test_a_kernel_that_was_faster_at_this_product_computes_it(h100: ImaginedGpu) -> None:
     h100.tune(winner(1, workload=FLOAT32, ratio=1.01), winner(workload=TF32, ratio=0.5))
 
-    modes: list[Mode] = ["", "lookup"]
-    for tune in modes:
+    for tune in ("", "lookup"):
         assert launcher.slower_reason(posed(), tune) is None
         assert h100.launched(posed(), tune) == ("portable", CONFIGS[1])
 

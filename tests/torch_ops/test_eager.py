@@ -315,7 +315,7 @@ def test_what_is_not_written_stays_a_lazy_clone(name: str) -> None:
     out = torch._lazy_clone(c)
 
     for _ in range(4):
-        CLONED[name](*operands, torch.empty(6, 4))
+        CLONED[name](operands[0], operands[1], operands[2], torch.empty(6, 4))
         CLONED[name](A[:0], B, C[None][:0], empty)
     CLONED[name](A, B, C.expand(6, 4), out)
 

@@ -206,7 +206,7 @@ def test_a_product_that_is_not_covered_stays_with_torch(name: str, planned: Plan
     assert planned.calls == []
 
 
-RULES = [
+RULES: list[tuple[dict[str, Any], str]] = [
     ({"dtypes": (E5M2,)}, "torch.float8_e4m3fn is not among the dtypes"),
     ({"min_flops": 1e6}, "its 6144 FLOP are less than min_flops"),
     ({"filter": lambda product: product.operator != "_scaled_mm"}, "the filter does not take"),

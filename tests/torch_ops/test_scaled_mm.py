@@ -207,8 +207,12 @@ FORMS: dict[str, tuple[Callable[[], Tensor], Callable[[], Tensor]]] = {
     ),
     "by keyword": (
         lambda: scaled_mm(
-            **{"mat_a": A, "mat_b": B, "scale_a": ROWS, "scale_b": COLUMNS},
-            **{"scale_recipe_a": Types.RowWise, "scale_recipe_b": Types.RowWise},
+            mat_a=A,
+            mat_b=B,
+            scale_a=ROWS,
+            scale_recipe_a=Types.RowWise,
+            scale_b=COLUMNS,
+            scale_recipe_b=Types.RowWise,
         ),
         lambda: expected(ROWS, COLUMNS),
     ),
@@ -269,7 +273,7 @@ def test_scales_of_blocks_come_as_torch_wants_them(pair: tuple[str, str]) -> Non
 
 # ---- which recipe a shape means
 # (M, N, K), the shapes of both scales, and the recipes that the kernel is asked for.
-MEANT: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], Any]] = {
+MEANT: dict[str, tuple[Shape, tuple[int, ...], tuple[int, ...], Any]] = {
     "blocks of A's rows": ((200, 300, 400), (200, 4), (4, 3), (BY_ROW, SQUARE)),
     "blocks of rows and columns": ((200, 300, 400), (200, 4), (4, 300), (BY_ROW, BY_ROW)),
     "square blocks of A": ((200, 300, 400), (2, 4), (4, 300), (SQUARE, BY_ROW)),
@@ -293,7 +297,7 @@ MEANT: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], Any]] 
 def test_the_shapes_of_scales_mean_recipes(name: str) -> None:
     sizes, shape_a, shape_b, meant = MEANT[name]
 
-    recipes = block_scales.recipes(*sizes, torch.ones(shape_a), torch.ones(shape_b))  # type: ignore[call-arg]
+    recipes = block_scales.recipes(*sizes, torch.ones(shape_a), torch.ones(shape_b))
 
     assert recipes == meant
 
@@ -564,10 +568,10 @@ def test_warm_calls_skip_the_operator_and_keep_apart(recorded: Recorded) -> None
 
 
 def test_a_wrong_argument_is_refused_when_its_like_is_warm(recorded: Recorded) -> None:
-    for options in ({}, {"use_fast_accum": True}):
-        scaled_mm(**PLAIN | options)
+    plain: dict[str, Any] = PLAIN
+    for fast in (False, True):
+        scaled_mm(**plain | {"use_fast_accum": fast})
 
-    for changes in ({"use_fast_accum": 1}, {"out_dtype": []}, {"scale_a": 1.0}):
-        (name,) = changes
+    for name, wrong in (("use_fast_accum", 1), ("out_dtype", []), ("scale_a", 1.0)):
         with pytest.raises(TypeError, match=f"{name} is "):
-            scaled_mm(**PLAIN | changes)
+            scaled_mm(**plain | {name: wrong})

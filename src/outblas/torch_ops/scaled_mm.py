@@ -216,7 +216,8 @@ def scaled_mm(*positional: Any, **named: Any) -> Tensor | tuple[Tensor, Tensor]:
     """
     if (sms := named.pop("sms", None)) is not None:
         with limit(sms, *positional[:1], *named.values()):
-            return scaled_mm(*positional, **named)
+            result: Tensor | tuple[Tensor, Tensor] = scaled_mm(*positional, **named)
+            return result
     if scaling_recipes.is_given(positional, named):
         return _by_recipes(*positional, **named)
     return _by_scales(*positional, **named)
