@@ -8,6 +8,9 @@ import pytest
 import torch
 
 from outblas.base import configs
+from outblas.core import fp8, quantization
+from outblas.core import problem as operands
+from outblas.core.epilogue import EpilogueArgs, glu_split
 from outblas.core.problem import Problem, problem
 from outblas.core.tensor_memory import LINE
 from outblas.hopper import gemm
@@ -52,6 +55,52 @@ def product(M: int, N: int, K: int, out_dtype: torch.dtype = BF16, **changed: An
     b = torch.empty(N, K, dtype=BF16, device="meta").t()
     out = torch.empty(M, N, dtype=out_dtype, device="meta")
     return replace(problem(a, b, out), **{"alignment": (LINE, LINE, 16), **changed})
+
+
+def scale(rows: int, columns: int, line: int) -> torch.Tensor:
+    """Scales of so many columns that lie `line` numbers apart, without data."""
+    return torch.empty(columns * line, device="meta").as_strided((rows, columns), (1, line))
+
+
+def fp8_product(
+    M: int = 4096,
+    N: int = 4096,
+    K: int = 4096,
+    pair: str = "1x128 128x128",
+    *,
+    formats: str = "",
+    line: int | None = None,
+    by_columns: bool = False,
+    quantized: bool = False,
+    **epilogue: Any,
+) -> Problem:
+    """A product of K fp8 terms, without data. `pair`: the blocks of A and B that share a scale,
+    unless `formats` says which; then scales are those of rows and columns. The scales of A's rows
+    are neighbours, and blocks of K `line` numbers apart, by default as many as there are rows;
+    those of B's columns likewise in K. `by_columns`: of C are contiguous. `quantized`: into fp8
+    with scales. `epilogue`: an activation, and tensors.
+    """
+    formats = formats or f"e4m3 e4m3 promoted {pair}"
+    kind = fp8.formats(formats)
+    columns, blocks = N * glu_split(epilogue.get("activation", "")), -(-K // fp8.BLOCK)
+    scales = torch.empty(M, 1, device="meta"), torch.empty(1, columns, device="meta")
+    if kind.block_a:
+        of_a, of_b = -(-M // kind.block_a), -(-columns // kind.block_b)
+        scales = scale(of_a, blocks, line or of_a), scale(of_b, blocks, of_b).t()
+    out = torch.empty(M, N, dtype=BF16, device="meta")
+    if by_columns:
+        out = torch.empty(N, M, dtype=BF16, device="meta").t()
+    if quantized:
+        out = torch.empty(M, N, dtype=torch.float8_e4m3fn, device="meta")
+        scales += (quantization.empty_scales((M, N), "1x128", torch.device("meta")),)
+    return operands.problem(
+        torch.empty(M, K // 2, dtype=BF16, device="meta"),
+        torch.empty(columns, K // 2, dtype=BF16, device="meta").t(),
+        out,
+        extra=EpilogueArgs(**{"activation": "", **epilogue}),
+        scales=scales,
+        formats=formats,
+    )
 
 
 def variant_of(given: Problem, config: HopperConfig = OWN_CONFIG) -> Variant:

@@ -1,5 +1,5 @@
-"""Scales of fp8 operands that vary along K in hopper.gemm, without a GPU: which variant a problem
-takes, what is refused, and what it compiles to.
+"""fp8 operands and outputs of hopper.gemm, without a GPU: where scales lie, which variant a problem
+takes, and which config the rule gives it.
 """
 
 import itertools
@@ -7,24 +7,26 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
-from support.gemm_problems import BF16, gemm_config, variant_of
+from support.gemm_problems import fp8_product, gemm_config, variant_of
 
 from outblas.base import configs
-from outblas.core import fp8
-from outblas.core import problem as operands
-from outblas.core.epilogue import EpilogueArgs, glu_split
 from outblas.core.problem import Problem
 from outblas.hopper import gemm
 from outblas.hopper.gemm import block_scales, heuristic
 from outblas.hopper.gemm.compile import shared_memory
 from outblas.hopper.parts.config import SHARED_MEMORY, stage_scales
-from outblas.hopper.parts.config_limits import block_scaled_reason, promoted_reason
+from outblas.hopper.parts.config_limits import (
+    block_scaled_reason,
+    gated_reason,
+    promoted_reason,
+    quantized_reason,
+)
 
 H100 = heuristic.Rates()
 PAIRS = ("1x128 128x128", "1x128 1x128", "128x128 1x128", "128x128 128x128")
 ROWS = PAIRS[0]  # each row of A has a scale, and 128 columns of B share one
 BOTH = PAIRS[1]
+FORMATS = (*(f"e4m3 e4m3 promoted {pair}" for pair in PAIRS), "e4m3 e5m2 promoted", "e5m2 e4m3")
 TILES = {
     "256x128": "tile_m=256,tile_n=128,cluster_m=1,stages=4,epilogue_stages=1",
     "192x128": (
@@ -36,59 +38,22 @@ TILES = {
 }
 
 
-def lying(rows: int, columns: int, line: int, first: int = 0) -> torch.Tensor:
-    """Scales of so many columns that lie `line` numbers apart, without data; `first`: of which
-    number of the memory they begin.
-    """
-    memory = torch.empty(columns * line + first, device="meta")
-    return memory[first:].as_strided((rows, columns), (1, line))
-
-
-def problem(
-    M: int = 4096,
-    N: int = 4096,
-    K: int = 4096,
-    pair: str = ROWS,
-    *,
-    line: int | None = None,
-    by_columns: bool = False,
-    **epilogue: Any,
-) -> Problem:
-    """A product of K fp8 terms, without data. The scales of A's rows are neighbours, and blocks of
-    K `line` numbers apart, by default as many as there are rows; those of B's columns likewise in
-    K. `by_columns`: of C are contiguous. `epilogue`: an activation, and tensors.
-    """
-    formats = f"e4m3 e4m3 promoted {pair}"
-    given = fp8.formats(formats)
-    columns, blocks = N * glu_split(epilogue.get("activation", "")), -(-K // fp8.BLOCK)
-    of_a, of_b = -(-M // given.block_a), -(-columns // given.block_b)
-    out = torch.empty(N, M, dtype=BF16, device="meta").t()
-    return operands.problem(
-        torch.empty(M, K // 2, dtype=BF16, device="meta"),
-        torch.empty(columns, K // 2, dtype=BF16, device="meta").t(),
-        out if by_columns else torch.empty(M, N, dtype=BF16, device="meta"),
-        extra=EpilogueArgs(**{"activation": "", **epilogue}),
-        scales=(lying(of_a, blocks, line or of_a), lying(of_b, blocks, of_b).t()),
-        formats=formats,
-    )
-
-
 # ---- the variant
 
 
 @pytest.mark.parametrize(
     ("given", "wide"),
     [
-        (problem(), True),
-        (problem(M=4), True),
-        (problem(M=4098), False),
-        (problem(M=4098, line=4100), False),
-        (problem(M=4096, line=4100), True),
-        (problem(M=4096, line=4098), False),
-        (problem(pair="1x128 1x128"), True),
-        (problem(M=4098, pair="1x128 1x128"), False),
-        (problem(pair="128x128 1x128"), False),
-        (problem(pair="128x128 128x128"), False),
+        (fp8_product(), True),
+        (fp8_product(M=4), True),
+        (fp8_product(M=4098), False),
+        (fp8_product(M=4098, line=4100), False),
+        (fp8_product(M=4096, line=4100), True),
+        (fp8_product(M=4096, line=4098), False),
+        (fp8_product(pair="1x128 1x128"), True),
+        (fp8_product(M=4098, pair="1x128 1x128"), False),
+        (fp8_product(pair="128x128 1x128"), False),
+        (fp8_product(pair="128x128 128x128"), False),
     ],
     ids=str,
 )
@@ -102,7 +67,7 @@ def test_scales_are_copied_where_operands_come_before_the_previous_call_has_ende
     """The warp that loads them need not wait for that call then."""
     early = gemm_config("tile_n=128,pdl=True,weights_ready=True")
 
-    assert not variant_of(problem(), early).traits.wide_scales
+    assert not variant_of(fp8_product(), early).traits.wide_scales
 
 
 @pytest.mark.parametrize(
@@ -119,7 +84,7 @@ def test_tma_loads_scales_of_columns_that_come_in_whole_granules(
     columns: int, line: int, alignment: int, wide: bool
 ) -> None:
     """Beside those of rows, which a warp copies where it copies those of columns."""
-    given = problem(pair="1x128 1x128", N=columns)
+    given = fp8_product(pair="1x128 1x128", N=columns)
     view = given.epilogue.scale_b
     assert view is not None
     lying = replace(view, strides=(line, 1), alignment=alignment)
@@ -134,7 +99,7 @@ def test_tma_loads_scales_of_columns_that_come_in_whole_granules(
 def test_scales_at_any_address_are_copied(name: str) -> None:
     """In a transposed problem those of B are the kernel's rows."""
     swapped = name == "scale_b"
-    given = problem(pair="128x128 1x128" if swapped else ROWS)
+    given = fp8_product(pair="128x128 1x128" if swapped else ROWS)
     if swapped:  # neighbours along N
         view = given.epilogue.scale_b
         assert view is not None
@@ -168,7 +133,7 @@ def test_a_tile_has_factors_for_all_blocks_of_columns_that_it_meets(
 ) -> None:
     """A half of gated pairs may begin at any column, other tiles at multiples of their width."""
     config = gemm_config(f"tile_n={tile_n}")
-    traits = replace(variant_of(problem(), gemm_config("tile_n=128")).traits, gated=gated)
+    traits = replace(variant_of(fp8_product(), gemm_config("tile_n=128")).traits, gated=gated)
     width = tile_n // 2 if gated else tile_n
 
     found = block_scales.blocks_of(config, traits, width)
@@ -178,61 +143,68 @@ def test_a_tile_has_factors_for_all_blocks_of_columns_that_it_meets(
     assert max(met) <= found <= max(met) + 1
 
 
-# ---- what is refused
-REFUSED = {
-    "k tiles of two blocks": (
-        "tile_n=64,tile_k=128,stages=2,cluster_m=1,epilogue_stages=1",
-        ROWS,
-        "tile_k is 128, expected at most 64",
-    ),
-    "k tiles of half a block": ("tile_n=128,tile_k=32", ROWS, "tile_k is 32, expected 64"),
-    "no memory beside the stages": (
-        "tile_n=128,cluster_m=1,stages=6,epilogue_stages=2",
-        "1x128 1x128",
-        "the tiles and their scales need 236544 bytes",
-    ),
-    "no registers for the sums of a stage": ("", ROWS, "registers for its sums"),
-    "one stage": ("tile_n=128,stages=1,in_flight=0", ROWS, "stages is 1, expected at least 2"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_config_that_cannot_have_scales_of_blocks_is_refused(name: str) -> None:
-    config, pair, reason = REFUSED[name]
-
-    assert reason in str(gemm.unsupported(problem(pair=pair), gemm_config(config)))
-
-
-def test_scales_that_lie_too_far_apart_are_refused() -> None:
-    near, far = problem(line=2**29 - 4), problem(line=2**29)
-
-    assert gemm.unsupported(near) is None
-    assert "strides of scale_a below 536870912" in str(gemm.unsupported(far))
-
-
-@pytest.mark.parametrize("activation", ["", "swiglu"])
-@pytest.mark.parametrize("pair", PAIRS)
-def test_configs_of_the_rule_fit_memory_and_registers(pair: str, activation: str) -> None:
+# ---- the rule
+@pytest.mark.parametrize("activation", ["silu", "swiglu"])
+@pytest.mark.parametrize("formats", FORMATS)
+@pytest.mark.parametrize("quantized", [False, True])
+def test_configs_of_the_rule_fit_memory_and_registers(
+    formats: str, activation: str, quantized: bool
+) -> None:
+    gated = activation == "swiglu"
     rows, others = (1, 16, 64, 128, 500, 4096, 16384), ((512, 7168), (4096, 512), (24576, 1536))
     for number, (M, (N, K)) in enumerate(itertools.product(rows, others)):
-        by_columns = bool(number // 2 % 2)
-        given = problem(M, N, K, pair, by_columns=by_columns, activation=activation)
+        given = fp8_product(
+            M,
+            N,
+            K,
+            formats=formats,
+            by_columns=not quantized and number // 2 % 2 > 0,
+            quantized=quantized,
+            activation=activation,
+        )
 
         config: Any = heuristic.config(given, H100)
 
         assert gemm.Gemm.invalid_reason(config) is None
         assert gemm.unsupported(given, config) is None
-        assert promoted_reason(config, activation == "swiglu") is None
-        made = variant_of(given, config)
-        assert block_scaled_reason(config, made.traits.block_b) is None
-        assert shared_memory(made) <= SHARED_MEMORY
+        variant = variant_of(given, config)
+        if gated:
+            assert gated_reason(config, in_halves=True) is None
+        if variant.traits.promoted:
+            assert promoted_reason(config, gated) is None
+        if variant.traits.block_scaled:
+            assert block_scaled_reason(config, variant.traits.block_b) is None
+        if quantized:
+            assert quantized_reason(config, gated) is None
+            assert variant.traits.staged
+        assert shared_memory(variant) <= SHARED_MEMORY
         assert configs.from_text(gemm.Config, configs.to_text(config)) == config
+
+
+def test_a_warp_that_copies_scales_of_wide_pairs_has_registers_for_them() -> None:
+    """With fewer it spills."""
+    calls = [
+        fp8_product(8192, pair=pair, line=8194, quantized=True, activation="swiglu")
+        for pair in ("1x128 128x128", "1x128 1x128", "128x128 1x128")
+    ]
+    choices = [heuristic.config(call, H100) for call in calls]
+
+    registers = [(c.producer_registers, c.consumer_registers) for c in choices]
+    assert registers == [(40, 232), (56, 224), (56, 224)]
+
+
+def test_large_products_are_quantized_in_the_kernel_and_narrow_ones_of_few_rows_are_not() -> None:
+    """Of few rows, CTAs that hold 128 columns of pairs are too few for the GPU."""
+    shapes = (8192, 4096, 4096), (16, 24576, 4096), (16, 1024, 7168)
+    calls = [fp8_product(*shape, quantized=True, activation="swiglu") for shape in shapes]
+
+    assert [heuristic.quantizes(call, H100) for call in calls] == [True, True, False]
 
 
 @pytest.mark.parametrize("M", [256, 1024, 8192])
 def test_pairs_of_whole_blocks_take_tiles_whose_additions_select_no_factors(M: int) -> None:
     """With many rows they share B, which was the faster cluster of two."""
-    given = problem(M, 18432, 7168, activation="swiglu")
+    given = fp8_product(M, 18432, 7168, activation="swiglu")
 
     config: Any = heuristic.config(given, H100)
 
@@ -246,9 +218,9 @@ def test_pairs_of_whole_blocks_take_tiles_whose_additions_select_no_factors(M: i
 @pytest.mark.parametrize(
     ("given", "is_tall"),
     [
-        (problem(pair=BOTH), True),
-        (problem(pair=BOTH, line=4098), False),
-        (problem(pair="128x128 1x128"), False),
+        (fp8_product(pair=BOTH), True),
+        (fp8_product(pair=BOTH, line=4098), False),
+        (fp8_product(pair="128x128 1x128"), False),
     ],
     ids=str,
 )
