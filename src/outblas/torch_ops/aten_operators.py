@@ -103,7 +103,7 @@ def _scaled_by_recipe(operator: str, previous: Previous) -> Callable[..., Tensor
         by_recipe, options = given[:6], given[6:]
         options += ((), False)[len(options) - 2 :]
         bias, out_dtype, contraction_dim, use_fast_accum = options
-        scales = scales_of(a, b, *by_recipe, contraction_dim)
+        scales = scales_of(a, b, *by_recipe, contraction=contraction_dim)
         others = bias, out_dtype, use_fast_accum, out.get("out")
         result = None if scales is None else attempt_scaled(Scaled.of(a, b, scales, *others))
         return _by_torch(previous, keys, a, b, *given, **out) if result is None else result
