@@ -87,6 +87,8 @@ class Case:
     @property
     def batch(self) -> tuple[int, ...]:
         """The batch dimensions of the product."""
+        if self.batch_a == self.batch_b:  # the first call of the other function takes seconds
+            return self.batch_a
         return tuple(torch.broadcast_shapes(self.batch_a, self.batch_b))
 
     @property
