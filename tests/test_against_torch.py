@@ -64,10 +64,7 @@ class Operands:
     def of_random_numbers(cls, call: Call) -> "Operands":
         """Standard normal numbers."""
 
-        def make(*shape: int) -> torch.Tensor:
-            return torch.randn(shape, device=DEVICE).to(call.dtype)
-
-        return cls(*own_cases.stored(call, make))
+        return cls(*own_cases.stored(call, lambda *n: torch.randn(n, device=DEVICE).to(call.dtype)))
 
 
 @pytest.fixture(autouse=True)
@@ -76,56 +73,51 @@ def seed() -> None:
     torch.manual_seed(0)
 
 
+SCALES = {"alpha": 2, "beta": -1}
+
+
+def exact(x: Operands, with_c: bool) -> torch.Tensor:
+    """A B, or 2 A B - C, in float64."""
+    a, b, c = (t.double() for t in (x.a, x.b, x.c))
+    return torch.addmm(c, a, b, **SCALES) if with_c else torch.matmul(a, b)
+
+
 def test_matmul_of_integers_equals_torch(call: Call) -> None:
     x = Operands.of_integers(call)
+    out = torch.full((call.M, call.N), float("nan"), dtype=call.dtype, device=DEVICE)
 
     product = call.run(outblas.matmul, x.a, x.b)
+    returned = call.run(outblas.matmul, x.a, x.b, out=out)
 
-    exact = torch.matmul(x.a.double(), x.b.double()).to(call.dtype)
-    assert torch.equal(product, exact), own_cases.difference(product, exact)
+    want = exact(x, with_c=False).to(call.dtype)
+    assert returned is out
+    assert torch.equal(product, want), own_cases.difference(product, want)
+    assert torch.equal(out, want), own_cases.difference(out, want)
 
 
 def test_addmm_of_integers_equals_torch(call: Call) -> None:
     x = Operands.of_integers(call)
 
-    result = call.run(outblas.addmm, x.c, x.a, x.b, alpha=2, beta=-1)
+    result = call.run(outblas.addmm, x.c, x.a, x.b, **SCALES)
 
-    exact = torch.addmm(x.c.double(), x.a.double(), x.b.double(), alpha=2, beta=-1)
-    exact = exact.to(call.dtype)
-    assert torch.equal(result, exact), own_cases.difference(result, exact)
+    want = exact(x, with_c=True).to(call.dtype)
+    assert torch.equal(result, want), own_cases.difference(result, want)
 
 
-def test_matmul_of_random_numbers_is_as_accurate_as_torch(call: Call) -> None:
+@pytest.mark.parametrize("with_c", [False, True], ids=["matmul", "addmm"])
+def test_a_result_of_random_numbers_is_as_accurate_as_torchs(call: Call, with_c: bool) -> None:
     x = Operands.of_random_numbers(call)
-    exact = torch.matmul(x.a.double(), x.b.double())
+    want = exact(x, with_c)
 
-    ours = (call.run(outblas.matmul, x.a, x.b).double() - exact).norm()
+    if with_c:
+        ours = call.run(outblas.addmm, x.c, x.a, x.b, **SCALES)
+        theirs = torch.addmm(x.c, x.a, x.b, **SCALES)
+    else:
+        ours, theirs = call.run(outblas.matmul, x.a, x.b), torch.matmul(x.a, x.b)
 
-    theirs = (torch.matmul(x.a, x.b).double() - exact).norm()
-    least = torch.finfo(call.dtype).eps * exact.norm() / 16  # where torch happens to be exact
-    assert ours <= ERROR_FACTOR[call.dtype] * theirs + least
-
-
-def test_addmm_of_random_numbers_is_as_accurate_as_torch(call: Call) -> None:
-    x = Operands.of_random_numbers(call)
-    exact = torch.addmm(x.c.double(), x.a.double(), x.b.double())
-
-    ours = (call.run(outblas.addmm, x.c, x.a, x.b).double() - exact).norm()
-
-    theirs = (torch.addmm(x.c, x.a, x.b).double() - exact).norm()
-    least = torch.finfo(call.dtype).eps * exact.norm() / 16
-    assert ours <= ERROR_FACTOR[call.dtype] * theirs + least
-
-
-def test_out_holds_the_product(call: Call) -> None:
-    x = Operands.of_integers(call)
-    out = torch.full((call.M, call.N), float("nan"), dtype=call.dtype, device=DEVICE)
-
-    returned = call.run(outblas.matmul, x.a, x.b, out=out)
-
-    exact = torch.matmul(x.a.double(), x.b.double()).to(call.dtype)
-    assert returned is out
-    assert torch.equal(out, exact), own_cases.difference(out, exact)
+    our_error, their_error = ((y.double() - want).norm() for y in (ours, theirs))
+    least = torch.finfo(call.dtype).eps * want.norm() / 16  # where torch happens to be exact
+    assert our_error <= ERROR_FACTOR[call.dtype] * their_error + least
 
 
 def test_a_kernel_takes_aligned_operands_of_all_its_dtypes(kernel: str) -> None:

@@ -1,6 +1,6 @@
 """The calls of `tests/test_against_torch.py`: those it lists, or those of the command line."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -95,69 +95,52 @@ def runnable() -> tuple[str, ...]:
 
 def kernels(config: pytest.Config) -> Sequence[str]:
     """The kernels to be tested. Raises pytest.UsageError where one cannot run here."""
-    asked: list[str] | None = config.getoption("--kernel")
-    for kernel in asked or ():
-        _check_kernel(kernel)
-    return asked or runnable()
+    here = runnable()
+    for kernel in config.getoption("--kernel") or ():
+        if kernel not in here:
+            _usage(registry.find, kernel)
+            raise pytest.UsageError(
+                f"--kernel is {kernel!r}, which does not run on this machine: {', '.join(here)} can"
+            )
+    return config.getoption("--kernel") or here
+
+
+def _usage(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function returns; its ValueError is one of usage."""
+    try:
+        return function(*arguments)
+    except ValueError as error:
+        raise pytest.UsageError(f"--{error}") from None
+
+
+def _options(config: pytest.Config, name: str, choices: Iterable[str]) -> Sequence[str]:
+    """The values of an option. Raises pytest.UsageError for one that is none of the choices."""
+    values: list[str] = config.getoption(name) or []
+    for value in values:
+        if value not in choices:
+            raise pytest.UsageError(f"{name} is {value!r}, expected one of {', '.join(choices)}")
+    return values
 
 
 def calls(config: pytest.Config) -> list[Call]:
     """The calls to be tested. Raises pytest.UsageError that names a bad option."""
-    shapes = config.getoption("--shape")
-    layouts = config.getoption("--layout")
-    found = []
+    texts = config.getoption("--shape") or ()
+    shapes = [shape for text in texts for shape in _usage(parse, text, "shape")]
+    layouts = _options(config, "--layout", LAYOUTS)
+    dtypes = dict.fromkeys(DTYPES[name] for name in _options(config, "--dtype", DTYPES) or DTYPES)
+    selected = []
     for kernel in kernels(config):
-        for dtype in _dtypes(kernel, config.getoption("--dtype")):
-            own = "nt" if kernel == DEFAULT else registry.layout_of(kernel)
-            if shapes or layouts:
-                cases = list(product(_shapes(shapes), _layouts(layouts) or (own,)))
-            else:
-                cases = [(shape, own) for shape in SHAPES]
-                cases += [(SHAPES[0], layout) for layout in LAYOUTS if layout != own]
-            found += [Call(kernel, *shape, dtype, layout) for shape, layout in cases]
-    if not found:
+        taken = dtypes if kernel == DEFAULT else registry.find(kernel).dtypes
+        own = "nt" if kernel == DEFAULT else registry.layout_of(kernel)
+        cases = list(product(shapes or SHAPES, layouts or (own,)))
+        if not (shapes or layouts):
+            cases += [(SHAPES[0], layout) for layout in LAYOUTS if layout != own]
+        for dtype in dtypes:
+            if dtype in taken or str(dtype).removeprefix("torch.") in taken:
+                selected += [Call(kernel, *shape, dtype, layout) for shape, layout in cases]
+    if not selected:
         raise pytest.UsageError(f"--dtype is {config.getoption('--dtype')}, which no kernel takes")
-    return found
-
-
-def _check_kernel(kernel: str) -> None:
-    if kernel in runnable():
-        return
-    try:
-        registry.find(kernel)
-    except ValueError as error:
-        raise pytest.UsageError(f"--{error}") from None
-    raise pytest.UsageError(
-        f"--kernel is {kernel!r}, which does not run on this machine: {', '.join(runnable())} can"
-    )
-
-
-def _dtypes(kernel: str, asked: Sequence[str] | None) -> list[torch.dtype]:
-    """The dtypes to test a kernel with: those asked for that it takes, or all that it takes."""
-    for name in asked or ():
-        if name not in DTYPES:
-            raise pytest.UsageError(f"--dtype is {name!r}, expected one of {', '.join(DTYPES)}")
-    taken = (
-        set(DTYPES.values())
-        if kernel == DEFAULT
-        else {getattr(torch, name) for name in registry.find(kernel).dtypes}
-    )
-    wanted = dict.fromkeys(DTYPES[name] for name in asked or DTYPES)
-    return [dtype for dtype in wanted if dtype in taken]
-
-
-def _shapes(asked: Sequence[str] | None) -> Sequence[tuple[int, int, int]]:
-    try:
-        return [shape for text in asked for shape in parse(text, "--shape")] if asked else SHAPES
-    except ValueError as error:
-        raise pytest.UsageError(str(error)) from None
-
-
-def _layouts(asked: Sequence[str] | None) -> Sequence[str]:
-    for layout in asked or ():
-        if layout not in LAYOUTS:
-            raise pytest.UsageError(f"--layout is {layout!r}, expected one of {', '.join(LAYOUTS)}")
-    return asked or ()
+    return selected
 
 
 def stored(
