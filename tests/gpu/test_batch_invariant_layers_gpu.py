@@ -39,7 +39,7 @@ class Layer:
     by_columns: bool = False
 
     def normal(self, *shape: int) -> Tensor:
-        generator = torch.Generator("cuda").manual_seed(self.N + self.K)
+        generator = torch.Generator("cuda").manual_seed(self.N + self.K + sum(shape))
         return torch.randn(shape, generator=generator, device="cuda").to(self.dtype)
 
     def weight(self) -> Tensor:

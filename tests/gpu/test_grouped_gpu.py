@@ -279,6 +279,12 @@ def test_the_same_groups_give_the_same_bits_beside_any_others() -> None:
     assert torch.equal(one[1000:1001], other[1000:1001])
 
 
+def gradients(call: GroupedCall, result: Tensor, leaves: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    """Of the sum of all that is defined."""
+    is_defined = ~call.expected().isnan().to(result.device)
+    return torch.autograd.grad(result[is_defined].double().sum(), list(leaves.values()))
+
+
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("activation", ["", "swiglu"])
 def test_gradients(activation: str, dtype: torch.dtype) -> None:
@@ -286,23 +292,16 @@ def test_gradients(activation: str, dtype: torch.dtype) -> None:
     for rows in subsets(("a_index", "scatter_index", "scatter_weights")):
         names = "bias", "residual", *rows
         call = draw("ragged_m", *names, activation=activation, dtype=dtype, real=True, N=128, K=64)
-        leaves = [name for name in FLOATING if name in call.tensors]
-        defined = ~call.expected().isnan()
-        wide = {name: call.tensors[name].double().requires_grad_() for name in leaves}
-        result = call.replaced(**wide).expected()
-        expected = torch.autograd.grad(result[defined].sum(), list(wide.values()))
+        on_gpu, inputs = call.on("cuda"), [name for name in FLOATING if name in call.tensors]
+        wide = {name: call.tensors[name].double().requires_grad_() for name in inputs}
+        leaves = {name: on_gpu.tensors[name].requires_grad_() for name in inputs}
 
-        runs = [gradients(call.on("cuda"), leaves, defined.cuda()) for _ in range(2)]
+        ours, again = (gradients(call, on_gpu.replaced(**leaves).run(), leaves) for _ in range(2))
 
+        theirs = gradients(call, call.replaced(**wide).expected(), wide)
         tolerance = 0.1 if dtype == BF16 else 1e-3
-        for name, one, again, other in zip(leaves, *runs, expected, strict=True):
-            assert torch.equal(one, again), name
+        for name, our, same, their in zip(inputs, ours, again, theirs, strict=True):
+            assert torch.equal(our, same), name
             torch.testing.assert_close(
-                one.cpu().double(), other, rtol=tolerance, atol=tolerance * EXTENT, msg=name
+                our.cpu().double(), their, rtol=tolerance, atol=tolerance * EXTENT, msg=name
             )
-
-
-def gradients(call: GroupedCall, names: list[str], defined: Tensor) -> tuple[Tensor, ...]:
-    leaves = {name: call.tensors[name].clone().requires_grad_() for name in names}
-    result = call.replaced(**leaves).run()
-    return torch.autograd.grad(result[defined].float().sum(), list(leaves.values()))

@@ -241,7 +241,6 @@ def test_operands_that_hopper_does_not_take_run_on_the_portable_kernel(form: For
     """Terms that are not contiguous."""
     call = draw(form, N=250, K=300).on("cuda")
     a, b = call.tensors["mat_a"].mT.contiguous().mT, call.tensors["mat_b"].contiguous()
-
     lying = call.replaced(mat_a=a, mat_b=b)
 
     check_equal(lying.run(), call.expected())
