@@ -61,7 +61,7 @@ def _no_vectors_for_inductor() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """18,000 cases take a while to make, where none of them is wanted."""
+    """Cases on a GPU take seconds to make, where none of them is wanted."""
     unwanted = "not gpu" in config.option.markexpr and collection_path.name == "gpu"
     return unwanted or None
 
