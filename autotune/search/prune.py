@@ -5,7 +5,7 @@ configs.
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,96 +97,62 @@ def prune(targets: Sequence[TuneTarget], workload: Workload, gpu: Gpu) -> Pruned
     Raises ValueError where a kernel does not support the dtype or the GPU, ImportError where its
     DSL is missing.
     """
-    machine, described_workload = machine_of(gpu), described(workload)
-    reasons = _Reasons()
-    measurable: list[_Rated] = []
+    machine, problem = machine_of(gpu), described(workload)
+    rated: list[tuple[Candidate, float]] = []  # with the fraction of the SMs' work that is useful
+    reasons: list[str] = []
     for target in targets:
         check(target, workload, gpu)
-        space = target.load().space(described_workload, machine)
-        measurable += _runnable(target, space, workload, machine, reasons)
-    candidates = tuple(_without_wasteful(measurable, reasons))
-    return PrunedSpace(reasons.generated, reasons.summary(), candidates)
+        space = target.load().space(problem, machine)
+        for config in space.configs():
+            if reason := space.invalid_reason(config):
+                reasons.append(reason)
+            else:
+                rated.append(_rated(target, space, config, workload, machine))
+    generated = len(rated) + len(reasons)
 
-
-@dataclass(frozen=True)
-class _Rated:
-    """A candidate, and the fraction of the SMs' work that is useful."""
-
-    candidate: Candidate
-    efficiency: float
-
-
-class _Reasons:
-    """Counts the configs that were generated, and the reasons why some of them are not tried."""
-
-    def __init__(self) -> None:
-        self.generated = 0
-        self._counts, self._examples = Counter[str](), dict[str, str]()
-
-    def add(self, reason: str) -> None:
-        """Counts reasons that differ only in their numbers as one rule."""
-        rule = _NUMBER.sub("#", reason)
-        self._counts[rule] += 1
-        self._examples.setdefault(rule, reason)
-
-    def summary(self) -> tuple[Pruned, ...]:
-        return tuple(
-            Pruned(rule, self._examples[rule], count) for rule, count in self._counts.most_common()
-        )
-
-
-def _runnable(
-    target: TuneTarget,
-    space: Space[Any],
-    workload: Workload,
-    machine: Machine | None,
-    reasons: _Reasons,
-) -> Iterator[_Rated]:
-    """Yields the configs of one kernel that its own rules allow."""
-    for config in space.configs():
-        reasons.generated += 1
-        if pruned_reason := space.invalid_reason(config):
-            reasons.add(pruned_reason)
-            continue
-        footprint = space.footprint(config)
-        predicted_us, useful = by_interpreter(footprint, workload), 1.0
-        if machine is not None:
-            prediction = cost_model.predict(footprint, workload, machine)
-            predicted_us, useful = prediction.us, prediction.wave_efficiency
-        candidate = Candidate(
-            target,
-            config,
-            text=to_text(config),
-            compile_key=to_text(space.compile_key(config)),
-            footprint=footprint,
-            predicted_us=predicted_us,
-            own=config == space.own,
-        )
-        yield _Rated(candidate, useful)
-
-
-def _without_wasteful(rated: Sequence[_Rated], reasons: _Reasons) -> Iterator[Candidate]:
-    """Yields the candidates, without those that leave SMs idle and are not predicted to be fast
-    either.
-
-    A kernel's default config stays, because every other one has to beat it.
-    """
-    best = max((config.efficiency for config in rated), default=0.0)
-    least = EFFICIENCY * best
-    fastest_us = min(
-        (config.candidate.predicted_us for config in rated if config.efficiency >= least),
-        default=0.0,
-    )
-    for config in rated:
-        candidate = config.candidate
-        slow = config.efficiency < least and candidate.predicted_us >= fastest_us
-        if slow and not candidate.own:
-            reasons.add(
-                f"{config.efficiency:.2f} of the work that the SMs do is needed, expected at least "
+    least = EFFICIENCY * max((useful for _, useful in rated), default=0.0)
+    efficient = (candidate.predicted_us for candidate, useful in rated if useful >= least)
+    fastest_us = min(efficient, default=0.0)
+    candidates = []
+    for candidate, useful in rated:
+        # A kernel's default config stays, because every other one has to beat it.
+        if useful >= least or candidate.predicted_us < fastest_us or candidate.own:
+            candidates.append(candidate)
+        else:
+            reasons.append(
+                f"{useful:.2f} of the work that the SMs do is needed, expected at least "
                 f"{least:.2f}, which is half of the best config's"
             )
-        else:
-            yield candidate
+    return PrunedSpace(generated, _counted(reasons), tuple(candidates))
+
+
+def _counted(reasons: Sequence[str]) -> tuple[Pruned, ...]:
+    """Counts reasons that differ only in their numbers as one rule, the most frequent first."""
+    rules = [_NUMBER.sub("#", reason) for reason in reasons]
+    examples = dict(zip(reversed(rules), reversed(reasons), strict=True))
+    counts = Counter(rules).most_common()
+    return tuple(Pruned(rule, examples[rule], count) for rule, count in counts)
+
+
+def _rated(
+    target: TuneTarget, space: Space[Any], config: Any, workload: Workload, machine: Machine | None
+) -> tuple[Candidate, float]:
+    """Returns a config as a candidate, and the fraction of the SMs' work that is useful."""
+    footprint = space.footprint(config)
+    predicted_us, useful = by_interpreter(footprint, workload), 1.0
+    if machine is not None:
+        prediction = cost_model.predict(footprint, workload, machine)
+        predicted_us, useful = prediction.us, prediction.wave_efficiency
+    candidate = Candidate(
+        target,
+        config,
+        text=to_text(config),
+        compile_key=to_text(space.compile_key(config)),
+        footprint=footprint,
+        predicted_us=predicted_us,
+        own=config == space.own,
+    )
+    return candidate, useful
 
 
 def check(target: TuneTarget, workload: Workload, gpu: Gpu) -> None:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from outblas.base.shapes import to_text
-from outblas.cli.common import NONE, console, note, table
+from outblas.cli.common import NONE, note, table
 from outblas.report.tables import confidence
 
 if TYPE_CHECKING:
@@ -64,10 +64,7 @@ def _show_problems(outcome: Outcome) -> None:
     for trial in failed[:SHOWN]:
         note(f"{trial.workload} {trial.kernel}: {trial.status}: {trial.reason}")
     if len(failed) > SHOWN:
-        console.print(
-            f"and {len(failed) - SHOWN} more, which `outblas cache show` lists", style="dim"
-        )
-
+        note(f"and {len(failed) - SHOWN} more, which `outblas cache show` lists", highlight=False)
     for left in outcome.unmeasured[:SHOWN]:
         config = short(left.kernel, left.config) or "default"
         note(

@@ -16,45 +16,16 @@ if TYPE_CHECKING:
 
 _RANGE = re.compile(r"\(\d+\.\d+–\d+\.\d+\)")  # which a browser would break after the dash
 _STYLE = """
-:root {
-  color-scheme: light dark;
-  --ink: #1d2126; --quiet: #66707a; --line: #dfe3e7; --paper: #fff; --band: #f6f7f9;
-}
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e4e7ea; --quiet: #98a1aa; --line: #343a41; --paper: #16191d; --band: #1e2227; }
-}
-body {
-  margin: 0;
-  background: var(--paper);
-  color: var(--ink);
-  font: 16px/1.5 system-ui, sans-serif;
-}
+:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
 main { max-width: 72rem; margin: 0 auto; padding: 2rem 1.2rem 4rem; }
-h1 { font-size: 1.7rem; margin: 0 0 .3rem; }
-h2 { font-size: 1.2rem; margin: 2.2rem 0 .6rem; }
-p.quiet { color: var(--quiet); margin: .2rem 0; }
-figure { margin: 1.2rem 0; padding: .6rem; }
+p.quiet { opacity: .7; margin: .2rem 0; }
 figure svg { max-width: 100%; height: auto; }
 .scroll { overflow-x: auto; }
-table {
-  border-collapse: collapse;
-  font-size: .88rem;
-  width: 100%;
-  font-variant-numeric: tabular-nums;
-}
-th {
-  text-align: left;
-  border-bottom: 2px solid var(--line);
-  padding: .35rem .7rem;
-  white-space: pre;
-}
-td {
-  border-bottom: 1px solid var(--line);
-  padding: .35rem .7rem;
-  vertical-align: top;
-  white-space: pre-line;
-}
-tbody tr:nth-child(even) { background: var(--band); }
+table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; vertical-align: top; padding: .35rem .7rem; }
+th, td { border-bottom: 1px solid #8886; white-space: pre-line; }
+th { white-space: pre; }
+tbody tr:nth-child(even) { background: #8882; }
 """
 
 
