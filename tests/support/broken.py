@@ -10,16 +10,6 @@ def right(a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, alpha: float, bet
     _store(a.float() @ b.float(), c, out, alpha, beta)
 
 
-def plain_sum(
-    a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, alpha: float, beta: float
-) -> None:
-    """Right: one term after another, each rounded to nearest."""
-    total = torch.zeros(out.shape)
-    for k in range(a.shape[-1]):
-        total += a[..., k : k + 1].float() * b[..., k : k + 1, :].float()
-    _store(total, c, out, alpha, beta)
-
-
 def truncated_sum(
     a: Tensor, b: Tensor, c: Tensor | None, out: Tensor, alpha: float, beta: float
 ) -> None:

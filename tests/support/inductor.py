@@ -1,10 +1,7 @@
 """How tests let Inductor compile on the CPU."""
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
-
-import pytest
 
 
 def inductor_settings(**changes: Any) -> contextlib.AbstractContextManager[None]:
@@ -19,10 +16,3 @@ def inductor_settings(**changes: Any) -> contextlib.AbstractContextManager[None]
         {"compile_threads": 1, "cpp.vec_isa_ok": False, **changes}
     )
     return settings
-
-
-@pytest.fixture
-def scalar_inductor() -> Iterator[None]:
-    """Inductor compiles in this process, and scalar code."""
-    with inductor_settings():
-        yield

@@ -11,7 +11,6 @@ from outblas.autotune.search.prune import PrunedSpace, prune
 from outblas.autotune.search.strategy import Search
 from outblas.autotune.search.target import of
 from outblas.autotune.store.records import Workload
-from support.sweeps import H100, SUBJECT, WORKLOAD
 
 
 class Proposing(Strategy):
@@ -27,11 +26,6 @@ class Proposing(Strategy):
 def numbers(candidates: Iterable[Candidate]) -> list[int]:
     """What tells apart the configs of tests/support/faulty_kernel.py."""
     return [candidate.config.number for candidate in candidates]
-
-
-def faulty_candidates() -> tuple[Candidate, ...]:
-    """The configs of tests/support/faulty_kernel.py, as many as the environment says."""
-    return prune([SUBJECT], WORKLOAD, H100).candidates
 
 
 @functools.cache
