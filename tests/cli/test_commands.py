@@ -13,7 +13,7 @@ from support.commands import invoke, refuses
 from support.hopper_problems import ONE_CONSUMER
 from support.inspections import RECORD_FIELDS
 
-from outblas.base import compat, registry, requirements
+from outblas.base import registry, requirements
 from outblas.cli import inspect as cli_inspect
 from outblas.kernels import portable
 
@@ -127,17 +127,6 @@ def test_libraries_of_the_dsl_that_torchs_cuda_lacks_are_a_problem(
 
     assert bool(mine) is lacking
     assert all("pip install 'nvidia-cutlass-dsl[cu13]>=4.8.1,<4.9'" in line for line in mine)
-
-
-def test_a_private_name_that_a_version_lacks_is_shown_with_what_happens(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    missing = compat.PrivateName("torch:_C._gone", "a test", "it is slower", False)
-    monkeypatch.setitem(compat.taken, missing.name, missing)
-
-    shown = invoke("doctor").output
-
-    assert "The installed versions lack torch:_C._gone: it is slower" in " ".join(shown.split())
 
 
 # ---- verify
@@ -291,8 +280,3 @@ def test_messages_name_what_is_wrong_before_anything_runs(
     done = refuses(message, *line.split())
 
     assert LONG[:1000] not in done.output
-
-
-@pytest.mark.no_gpu
-def test_a_kernel_that_cannot_run_here_is_not_verified() -> None:
-    refuses("needs an NVIDIA GPU", "verify", "hopper.tma_wgmma")

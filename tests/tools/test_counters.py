@@ -114,18 +114,6 @@ def test_pages_read_what_is_printed(
     assert (kernel.l2_hit_rate, kernel.settings) == (pytest.approx(0.6), {"block_n": "16"})
 
 
-def test_ncu_watches_a_call_of_each_provider(
-    machine: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    measured("hopper.gemm", "--config", "tile_n=128", capsys=capsys)
-
-    calls = [json.loads(line) for line in (machine / "calls").read_text().splitlines()]
-    requests = [json.loads(call[-1]) for call in calls]
-    assert [request["kernel"] for request in requests] == ["cublas", "hopper.gemm"]
-    assert requests[1]["config"] == "tile_n=128"
-    assert all(call[-4:-1] == ["-m", "tools.counters", "--call"] for call in calls)
-
-
 def test_what_ncu_says_where_it_may_not_measure_is_repeated(
     machine: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,10 +136,3 @@ def test_what_is_not_installed_is_named(
     assert counters.main(["simt.naive"]) == 3
 
     assert message in capsys.readouterr().err
-
-
-@pytest.mark.no_gpu
-def test_without_a_gpu_nothing_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    assert counters.main(["hopper.hilbert", "--phases"]) == 3
-
-    assert "there is no NVIDIA GPU" in capsys.readouterr().err

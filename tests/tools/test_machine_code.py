@@ -6,12 +6,10 @@ why.
 
 import copy
 import json
-from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import cutlass.cute as cute
 import pytest
 import torch
 from support.recorded_code import ENTRIES, IN_CI, RECORDED, is_hopper, variant
@@ -53,30 +51,9 @@ def test_machine_code_is_that_of_the_snapshot(name: str) -> None:
     assert not changes, "\n".join(changes)
 
 
-@pytest.mark.compile
-@pytest.mark.own_compile
-@pytest.mark.usefixtures("same_compilers")
-def test_one_more_barrier_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    once = cute.arch.sync_threads
-
-    def twice(**where: Any) -> None:
-        once(**where)
-        once(**where)
-
-    monkeypatch.setattr(cute.arch, "sync_threads", twice)
-
-    assert [line for line in compare(ENTRIES["hopper.tma_wgmma"]) if line.startswith("BAR.SYNC")]
-
-
 # ---- what the snapshot has, and what of it CI compiles
 def test_the_snapshot_has_every_kernel_for_every_architecture() -> None:
     assert uncovered(ENTRIES.values()) == []
-
-
-def test_a_kernel_that_a_snapshot_lacks_is_named() -> None:
-    others = [entry for entry in ENTRIES.values() if entry["compile"]["kernel"] != "turing.wmma"]
-
-    assert uncovered(others) == [f"turing.wmma sm_{arch}" for arch in (75, 80, 90)]
 
 
 def test_ci_compiles_every_kernel_and_every_architecture() -> None:
@@ -122,16 +99,6 @@ def test_ci_compiles_every_feature_of_the_production_kernel() -> None:
             changed |= changed_fields(one, plain) | changed_fields(config, gemm.Config())
 
     assert changed >= FEATURES
-
-
-def test_ci_compiles_every_feature_of_triton_kernels() -> None:
-    """All values of fields of calls, in one kernel or another."""
-
-    def features(names: Iterable[str]) -> set[tuple[str, object]]:
-        variants = [variant(name) for name in names if not is_hopper(name)]
-        return {(f.name, getattr(v, f.name)) for f in fields(KernelVariant) for v in variants}
-
-    assert features(IN_CI) == features(ENTRIES)
 
 
 # ---- what counts as different
@@ -256,24 +223,3 @@ def test_the_command_finds_a_change_and_replaces_it_when_asked(
     lines = capsys.readouterr().out.splitlines()
     assert "hopper.gemm sm_90: no variant" in lines
     assert not [line for line in lines if line.startswith("simt.naive")]
-
-
-def test_nothing_is_compared_with_what_other_compilers_made(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = file.read_text()
-    file.write_text(text.replace(f'"triton": "{RECORDED["compilers"]["triton"]}"', '"triton": "0"'))
-
-    assert machine_code.main(["--file", str(file)]) == machine_code.NOTHING_COMPARED
-    assert "the snapshot was made with 0" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("arguments", [["nothing"], ["simt.naive", "--update"]])
-def test_kernels_that_the_snapshot_lacks_are_refused(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        machine_code.main(arguments)
-
-    assert ended.value.code == 2
-    assert "expected kernels that the snapshot has" in capsys.readouterr().err

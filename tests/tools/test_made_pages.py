@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from support.paths import ROOT
 
-from outblas.device import raster as orders
-from tools.pages import accesses, raster_chart, results
-from tools.pages.__main__ import main, render
+from tools.pages import accesses, results
+from tools.pages.__main__ import render
 
 PLAIN = "<!-- generated: layouts simt.pipelined from results/h100_simt_layouts.json -->\n"
 CHART = "<!-- generated: chart results/a.svg from results/h100_suite.json -->\n"
@@ -80,27 +79,6 @@ def test_a_part_that_cannot_be_made_is_named_and_nothing_is_written(
     assert (root / "README.md").read_text() == text
 
 
-def test_check_fails_where_a_page_is_stale(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("tools.pages.__main__.render", lambda check: ["README.md"])
-    monkeypatch.setattr("sys.argv", ["pages", "--check"])
-
-    with pytest.raises(SystemExit) as left:
-        main()
-
-    assert left.value.code == 1
-    assert "README.md: out of date" in capsys.readouterr().out
-
-
-def test_an_entry_without_a_field_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "bad.json"
-    path.write_text('{"environment": {"gpu": "T4"}, "results": [{"provider": "cublas"}]}')
-
-    with pytest.raises(ValueError, match=r"bad.json: results\[0\]"):
-        results.load([path])
-
-
 def test_ncu_counts_the_conflicts_that_layouts_predict() -> None:
     counters = results.load([ROOT / "results" / "h100_simt_counters.json"])
 
@@ -108,16 +86,3 @@ def test_ncu_counts_the_conflicts_that_layouts_predict() -> None:
 
     assert len(rows) >= 14
     assert {row.within for row in rows} == {"yes"}
-
-
-def test_rectangles_cover_tiles_once() -> None:
-    tiles = {divmod(tile, 8) for tile in orders.order("hilbert", 8, 8)[:37]}
-
-    covered = [
-        (m + i, n + j)
-        for m, n, height, width in raster_chart.rectangles(tiles)
-        for i in range(height)
-        for j in range(width)
-    ]
-
-    assert sorted(covered) == sorted(tiles)
