@@ -18,6 +18,7 @@ from outblas.runtime import dispatch
 from outblas.torch_ops import scaled_operator, scaled_output
 
 Tensor = torch.Tensor
+scaled_mm: Any = outblas.scaled_mm
 
 pytestmark = [pytest.mark.gpu, pytest.mark.sm90, pytest.mark.timeout(600)]
 
@@ -154,13 +155,12 @@ def operands(M: int, columns: int, K: int, recipe: str, a: torch.dtype = E4M3) -
 
 
 def to_fp8(*tensors: Any, **options: Any) -> Any:
-    scaled_mm: Any = outblas.scaled_mm
     return scaled_mm(*tensors, **TO_FP8, **options)
 
 
 def quantized_after(*tensors: Any, power_of_two: bool = False, **options: Any) -> Any:
     """The result in float32, quantized by another kernel."""
-    x = outblas.scaled_mm(*tensors, out_dtype=F32, **options)
+    x = scaled_mm(*tensors, out_dtype=F32, **options)
     return outblas.quantize(x, "1x128", power_of_two=power_of_two)
 
 
@@ -191,7 +191,7 @@ def test_results_are_exact_and_in_fp8_those_of_two_kernels(
         a, b, scale_a, scale_b = given
         quantizing.clear()
 
-        wide = outblas.scaled_mm(*given, out_dtype=F32, activation=activation)
+        wide = scaled_mm(*given, out_dtype=F32, activation=activation)
         fp8 = to_fp8(*given, activation=activation)
 
         if recipe in RECIPES:
@@ -256,7 +256,7 @@ def test_scales_of_any_strides(order: str, recipe: str) -> None:
         scale_a = block_scale(M, K, BY_ROW, order, "cuda")
         scale_b = block_scale(N, K, recipe, order, "cuda")
 
-        out = outblas.scaled_mm(a, b, scale_a, scale_b.t(), out_dtype=F32)
+        out = scaled_mm(a, b, scale_a, scale_b.t(), out_dtype=F32)
 
         expected = scaled(a, scale_a, BY_ROW) @ scaled(b.t(), scale_b, recipe).t()
         assert torch.equal(out, expected.float())

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,8 +36,9 @@ def product(M: int, N: int, K: int) -> Call:
 
 
 def scaled() -> Call:
-    a, b, *scales = ScaledProduct(3000, 1024, 640).operands
-    return lambda: outblas.scaled_mm(a, b, *scales, out_dtype=torch.float32)
+    scaled_mm: Any = outblas.scaled_mm
+    operands = ScaledProduct(3000, 1024, 640).operands
+    return lambda: scaled_mm(*operands, out_dtype=torch.float32)
 
 
 def experts() -> Call:

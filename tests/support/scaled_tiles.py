@@ -112,8 +112,9 @@ class ScaledProduct:
 
     def check_quantized(self, config: str) -> None:
         """A result in fp8 has the bits of the result in float32, quantized by another kernel."""
-        activation: Any = self.activation or None
-        wide = outblas.scaled_mm(*self.operands, out_dtype=torch.float32, activation=activation)
+        scaled_mm: Any = outblas.scaled_mm
+        activation = self.activation or None
+        wide = scaled_mm(*self.operands, out_dtype=torch.float32, activation=activation)
         expected = outblas.quantize(wide, "1x128")
         like = quantization.empty_scales((self.M, self.N), "1x128", wide.device)
         guarded_out = guarded((self.M, self.N), (self.N, 1), E4M3)
