@@ -161,6 +161,7 @@ def scales_of(
     scale_b: Sequence[Tensor],
     recipe_b: Sequence[int],
     swizzle_b: Sequence[int],
+    *,
     contraction: Sequence[int],
 ) -> tuple[Tensor, Tensor] | None:
     """Returns both scales of a call of aten's `_scaled_mm_v2` in the form of `_scaled_mm`, or None

@@ -17,6 +17,7 @@ import torch
 
 from outblas.core import fp8
 from outblas.core.errors import OperandError
+from outblas.core.quantization import blocks
 
 Tensor = torch.Tensor
 
@@ -30,16 +31,11 @@ NO_FAST_SUMS = (
 )
 
 
-def count(values: int) -> int:
-    """Returns the number of blocks that hold so many rows, columns or terms."""
-    return -(-values // BLOCK)
-
-
 def padded_count(terms: int) -> int:
     """Returns the number of blocks along K in scales of "128x128" that are padded as
     `torch.nn.functional.scaled_mm` requires: a multiple of four.
     """
-    return -(-count(terms) // 4) * 4
+    return -(-blocks(terms) // 4) * 4
 
 
 def recipes(M: int, N: int, K: int, scale_a: Tensor, scale_b: Tensor) -> Recipes | None:
@@ -54,28 +50,28 @@ def recipes(M: int, N: int, K: int, scale_a: Tensor, scale_b: Tensor) -> Recipes
     whole_b = shape_b == (1, N) or _is_single(shape_b)
     if whole_a and whole_b:
         return None
-    by_row_a, square_a = (M, count(K)), (count(M), count(K))
-    by_row_b, square_b = (count(K), N), (count(K), count(N))
+    by_row_a, square_a = (M, blocks(K)), (blocks(M), blocks(K))
+    by_row_b, square_b = (blocks(K), N), (blocks(K), blocks(N))
     of_a = BY_ROW if shape_a == by_row_a else SQUARE if shape_a == square_a else ""
     of_b = SQUARE if shape_b == square_b else BY_ROW if shape_b == by_row_b else ""
     if of_a and of_b:
         return of_a, of_b
-    for name, shape, known, whole, blocks in (
+    for name, shape, known, whole, in_blocks in (
         ("scale_a", shape_a, whole_a or of_a, (M, 1), f"{by_row_a} or {square_a}"),
         ("scale_b", shape_b, whole_b or of_b, (1, N), f"{by_row_b} or {square_b}"),
     ):
         if not known:
             raise OperandError(
-                f"{name}.shape is {shape}, expected one element or {whole}, or {blocks} with "
+                f"{name}.shape is {shape}, expected one element or {whole}, or {in_blocks} with "
                 f"blocks of {BLOCK}"
             )
-    name, shape, other, blocks = (
+    name, shape, other, in_blocks = (
         ("scale_a", shape_a, "scale_b", f"{by_row_a} or {square_a}")
         if whole_a
         else ("scale_b", shape_b, "scale_a", f"{by_row_b} or {square_b}")
     )
     raise OperandError(
-        f"{name}.shape is {shape}, expected {blocks}, because {other} has blocks of {BLOCK}"
+        f"{name}.shape is {shape}, expected {in_blocks}, because {other} has blocks of {BLOCK}"
     )
 
 
@@ -111,15 +107,15 @@ def from_torch(scale: Tensor, recipe: str, rows: int, K: int) -> Tensor | None:
     """
     shape = tuple(scale.shape)
     if recipe == BY_ROW:
-        return scale if shape == (rows, count(K)) else None
+        return scale if shape == (rows, blocks(K)) else None
     if shape not in square_shapes(rows, K):
         return None
-    return scale.narrow(0, 0, count(K)).t()
+    return scale.narrow(0, 0, blocks(K)).t()
 
 
 def square_shapes(rows: int, K: int) -> list[tuple[int, int]]:
     """Returns the shapes of scales of "128x128" that `from_torch` takes, torch's own first."""
-    padded, needed = (padded_count(K), count(rows)), (count(K), count(rows))
+    padded, needed = (padded_count(K), blocks(rows)), (blocks(K), blocks(rows))
     return [padded] if padded == needed else [padded, needed]
 
 
@@ -127,8 +123,8 @@ def torch_accepts(scale: Tensor, recipe: str, K: int) -> bool:
     """Returns whether torch accepts the strides of a scale that has one row for each row (or 128
     rows) of the stored operand.
     """
-    rows, blocks = scale.shape
+    rows, columns = scale.shape
     by_row, by_block = scale.stride()
     if recipe == BY_ROW:
-        return (by_row == 1 or rows == 1) and (by_block == rows or blocks == 1)
-    return (by_block == 1 or blocks == 1) and (by_row in (count(K), padded_count(K)) or rows == 1)
+        return (by_row == 1 or rows == 1) and (by_block == rows or columns == 1)
+    return (by_block == 1 or columns == 1) and (by_row in (blocks(K), padded_count(K)) or rows == 1)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from outblas.core.errors import OperandError
+from outblas.core.quantization import blocks
 from outblas.torch_ops import block_scales
 
 Tensor = torch.Tensor
@@ -108,7 +109,7 @@ def _in_blocks(name: str, scale: Any, kind: str, rows: int, K: int) -> Any:
     recipe = BLOCK_WISE[kind]
     found = block_scales.from_torch(scale, recipe, rows, K)
     if found is None:
-        expected = [(rows, block_scales.count(K))]
+        expected = [(rows, blocks(K))]
         if recipe == block_scales.SQUARE:
             expected = block_scales.square_shapes(rows, K)
         raise OperandError(
