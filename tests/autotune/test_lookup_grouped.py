@@ -17,7 +17,7 @@ from outblas.autotune.store.records import BestConfig, Workload
 from outblas.base.configs import to_text
 from outblas.core.epilogue import Epilogue
 from outblas.core.grouped import GroupedProblem
-from outblas.core.grouped_scales import BlockScales
+from outblas.core.grouped_scales import GroupScales
 from outblas.hopper.gemm import group_rule
 
 ROWS = Workload(4096, 1536, 2048, grouping="128")
@@ -37,7 +37,7 @@ def won(i: int, workload: Workload = ROWS, **changes: Any) -> BestConfig:
     return winner(kernel="hopper.grouped", config=TEXTS[i], workload=workload, **changes)
 
 
-SCALES = BlockScales((0, 16, 1), (256, 1, 16), 128, ("e4m3",) * 2, torch.float8_e4m3fn, (16, 16))
+SCALES = GroupScales((0, 16, 1), (256, 1, 16), 128, ("e4m3",) * 2, torch.float8_e4m3fn, (16, 16))
 
 
 def asked(workload: Workload = ROWS, **changes: Any) -> GroupedProblem:

@@ -17,7 +17,7 @@ from outblas.core import epilogue, grouped_rows, grouped_scales, problem
 from outblas.core.epilogue import Epilogue, View
 from outblas.core.errors import OperandError
 from outblas.core.grouped_rows import Form as Form
-from outblas.core.grouped_scales import BlockScales
+from outblas.core.grouped_scales import GroupScales
 from outblas.core.problem import DTYPES, Strides
 from outblas.core.sizes import are_equal, holds
 from outblas.core.tensor_memory import read_address
@@ -113,7 +113,7 @@ class GroupedProblem:
     scatters: bool = False
     weighted: bool = False
     capacity: int = 0
-    scales: BlockScales | None = None
+    scales: GroupScales | None = None
 
     @property
     def columns(self) -> int:

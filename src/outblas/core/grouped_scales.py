@@ -29,7 +29,7 @@ _FORMS = (
 
 
 @dataclass(frozen=True)
-class BlockScales:
+class GroupScales:
     """Where the scales of a grouped product lie, in elements.
 
     a: the strides over (groups, rows, blocks of K). Groups of rows that follow one another have
@@ -91,11 +91,11 @@ def check_scales(
 
 def describe(
     form: Form, mat_a: Tensor, mat_b: Tensor, scale_a: Tensor | None, scale_b: Tensor | None
-) -> BlockScales | None:
+) -> GroupScales | None:
     """Describes the scales of a checked product; None for one without."""
     if scale_a is None or scale_b is None:
         return None
-    return BlockScales(
+    return GroupScales(
         a=_with_groups(scale_a),
         b=_with_groups(scale_b),
         columns=1 if form == "ragged_k" else BLOCK,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from outblas.core.fp8 import BLOCK
 from outblas.core.grouped import GroupedProblem
-from outblas.core.grouped_scales import BlockScales
+from outblas.core.grouped_scales import GroupScales
 from outblas.core.problem import Strides, dtype_name
 from outblas.core.product_groups import Form, Groups
 from outblas.core.products import DTYPES, Products
@@ -111,7 +111,7 @@ def _letters(shape: tuple[int, int], strides: Strides, problem: GroupedProblem) 
     return "n" * by_rows + "t" * by_columns
 
 
-def _recipes(problem: GroupedProblem, scales: BlockScales) -> tuple[str, str]:
+def _recipes(problem: GroupedProblem, scales: GroupScales) -> tuple[str, str]:
     """Returns the recipes of the scales of A and B."""
     _, row, block = scales.a
     wide = problem.capacity % 4 == 0 if problem.capacity else problem.M % 4 == 0
