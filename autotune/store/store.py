@@ -331,9 +331,6 @@ def _columns(kernel: str | None, workload: Workload | None, gpu: str | None = No
 def _row(record: Trial | BestConfig) -> Row:
     """Returns the columns of a record. Raises ValueError."""
     dated = dataclasses.replace(record, when=record.when or now())
-    if isinstance(dated, Trial):
-        reason = dated.reason.encode(errors="replace").decode()[: fields.TEXT_LIMIT]
-        dated = dataclasses.replace(dated, reason=reason)
     return {
         **_columns(record.kernel, record.workload, record.gpu.key),
         "source": record.source,

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
@@ -280,6 +280,7 @@ def test_nothing_is_looked_up_for_batches_empty_calls_and_cpus(
 
 
 A, B = torch.randn(6, 5), torch.randn(5, 4)
+MATMUL, TUNE = cast("Callable[..., Any]", outblas.matmul), cast("Callable[..., Any]", outblas.tune)
 
 
 @pytest.mark.usefixtures("never_asked")
@@ -413,3 +414,27 @@ def test_a_budget_that_ends_before_the_first_trial_is_named(
 
     with pytest.warns(RuntimeWarning, match=r"the budget ended after \d+ s, before a trial"):
         choices(first_met)
+
+
+# Bad arguments.
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "call"),
+    [
+        (ValueError, "tune is 'yes', expected one of", lambda: MATMUL(A, B, tune="yes")),
+        (ValueError, "tune is ''", lambda: MATMUL(A, B, tune="")),
+        (TypeError, "tune is bool, expected a str", lambda: MATMUL(A, B, tune=True)),
+        (ValueError, "input is on cpu, expected an NVIDIA GPU", lambda: outblas.tune(A, B)),
+        (ValueError, "input is on cpu, expected an NVIDIA GPU", lambda: outblas.tune(b=B, a=A)),
+        (TypeError, "input is list, expected a torch.Tensor", lambda: TUNE([1.0], B)),
+        (ValueError, r"input.shape\[1\] is 5 but other", lambda: outblas.tune(A, B[:4])),
+        (TypeError, "unexpected keyword argument 'c'", lambda: outblas.tune(A, B, c=A)),
+        (ValueError, "out_dtype is", lambda: outblas.tune(A, B, out_dtype=torch.float16)),
+    ],
+)
+def test_bad_arguments_are_named(
+    error: type[Exception], message: str, call: Callable[[], Any]
+) -> None:
+    with pytest.raises(error, match=message):
+        call()

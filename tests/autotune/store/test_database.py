@@ -82,6 +82,12 @@ def test_what_is_no_store_is_refused_and_left_as_it_is(
     assert state(path.parent) == before
 
 
+@pytest.mark.parametrize("place", ["/proc/version", "/proc/none.sqlite", "/dev/null"])
+def test_files_of_the_system_are_refused(place: str) -> None:
+    with pytest.raises(StoreError, match=place):
+        Store(Path(place))
+
+
 def test_a_file_where_a_folder_should_be_is_refused(path: Path) -> None:
     path.write_text("")
     with pytest.raises(StoreError, match=r"cannot be opened|cannot be read"):

@@ -19,7 +19,7 @@ from outblas.autotune.measure.isolated import MeasureWorker
 from outblas.autotune.measure.progress import Progress
 from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import Workload
-from outblas.autotune.store.store import Store
+from outblas.autotune.store.store import Store, StoreError
 from outblas.autotune.sweeps import tuner
 from outblas.autotune.sweeps.engine import LEAST_SECONDS, Budget, one_at_a_time
 from outblas.autotune.sweeps.options import SweepKeywords
@@ -102,11 +102,20 @@ def test_a_bad_argument_is_an_error_before_anything_is_measured(
     assert not path.exists(), "a store was made"
 
 
+def test_a_store_that_cannot_be_written_is_an_error_before_anything_is_measured(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=r"cannot be opened|cannot be read"):
+        sweep(SUBJECT, 16, store=tmp_path / "file" / "store.sqlite", **OPTIONS)
+    assert notes() == []
+
+
 def test_a_module_and_an_option_that_are_not_there_are_named(path: Path) -> None:
     with pytest.raises(ImportError, match="no_such_module is not installed"):
         sweep(TuneTarget("mine", "no_such_module"), 16, store=path, **OPTIONS)
     with pytest.raises(TypeError, match=r"sweep\(\) got an unexpected keyword argument 'trails'"):
-        sweep(SUBJECT, 16, trails=4, store=path, **OPTIONS)
+        sweep(SUBJECT, 16, trails=4, store=path, **OPTIONS)  # type: ignore[call-arg]
 
 
 def test_a_keyword_takes_precedence_over_the_record(

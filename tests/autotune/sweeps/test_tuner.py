@@ -62,8 +62,8 @@ def test_the_winner_has_its_figures(tune: Tune) -> None:
 def win(tune: Tune, store: Store, workload: Workload, count: int, number: int) -> None:
     """Has a config of so many win at a workload, by a later finals."""
     winner = tune(FakeWorker(), count, top_k=1, workload=workload).winner
-    later = {"config": to_text(Config(number=number)), "when": "2999-01-01T00:00:00+00:00"}
-    store.record_best(replace(winner, **later))
+    config = to_text(Config(number=number))
+    store.record_best(replace(winner, config=config, when="2999-01-01T00:00:00+00:00"))
 
 
 def test_the_winner_of_before_races_again(tune: Tune, store: Store) -> None:
