@@ -6,334 +6,275 @@ SCALES = "gemm.block_scales"
 LOADS = "gemm.scale_loads"
 PROMOTION = "gemm.promotion"
 
-LAST = "cutlass.const_expr(cta.traits.block_b == 1)"  # its scales are read for the additions
-MAKE = (
-    "    if cutlass.const_expr(by_blocks and follows):\n"
-    "        block_scales.multiply_scales(factors)\n"
-)
-
 SCALE_FAULTS = (
     Fault(
         "a stage is released before its scales of columns are read",
         "scales of columns, two rows of wgmma",
+        PROMOTION,
+        "cutlass.const_expr(cta.traits.block_b != 1)",
+        "True",
         (
-            Change(PROMOTION, "cutlass.const_expr(cta.traits.block_b != 1)", "True"),
-            Change(PROMOTION, f"    if {LAST}:", "    if False:"),
+            Change(
+                PROMOTION, "    if cutlass.const_expr(cta.traits.block_b == 1):", "    if False:"
+            ),
         ),
     ),
     Fault(
         "a stage is released before its products are done",
         "scales loaded",
-        (
-            Change(
-                PROMOTION,
-                "    warpgroup.wait_group(0)\n    if cutlass",
-                "    if cutlass",
-            ),
-        ),
+        PROMOTION,
+        "    warpgroup.wait_group(0)\n    if cutlass",
+        "    if cutlass",
     ),
     Fault(
         "sums are added before the products of other rows are done",
         "scales loaded, two rows of wgmma",
-        (
-            Change(
-                PROMOTION,
-                "        warpgroup.wait_group(0)\n        add(",
-                "        add(",
-            ),
-        ),
+        PROMOTION,
+        "        warpgroup.wait_group(0)\n        add(",
+        "        add(",
     ),
     Fault(
         "scales of the next stage are read before it is full",
         "scales loaded",
-        (
-            Change(
-                PROMOTION,
-                "        pipeline.consumer_wait(after)\n",
-                "",
-            ),
-        ),
+        PROMOTION,
+        "        pipeline.consumer_wait(after)\n",
+        "",
     ),
     Fault(
         "scales of the next stage are read in this one",
         "scales copied",
-        (
-            Change(
-                PROMOTION,
-                "read_rows(cta, factors, after.index)",
-                "read_rows(cta, factors, state.index)",
-            ),
-        ),
+        PROMOTION,
+        "read_rows(cta, factors, after.index)",
+        "read_rows(cta, factors, state.index)",
     ),
     Fault(
         "the first stage of a tile is not waited for",
         "scales loaded, residual",
-        (
-            Change(
-                PROMOTION,
-                "        pipeline.consumer_wait(state)\n",
-                "",
-            ),
-        ),
+        PROMOTION,
+        "        pipeline.consumer_wait(state)\n",
+        "",
     ),
     Fault(
         "scales of B are one stage ahead",
         "scales loaded",
-        (
-            Change(
-                PROMOTION,
-                "            block_scales.read_blocks(factors, 0)\n",
-                "            block_scales.read_blocks(factors, 1)\n",
-            ),
-        ),
+        PROMOTION,
+        "            block_scales.read_blocks(factors, 0)\n",
+        "            block_scales.read_blocks(factors, 1)\n",
     ),
     Fault(
         "scales of B are read behind the last k tile",
         "scales loaded",
-        (
-            Change(PROMOTION, "cutlass.const_expr(by_blocks and follows)", "by_blocks"),
-            Change(PROMOTION, "factors, boundaries, False)", "factors, boundaries, True)"),
-        ),
+        PROMOTION,
+        "cutlass.const_expr(by_blocks and follows)",
+        "by_blocks",
+        (Change(PROMOTION, "factors, boundaries, False)", "factors, boundaries, True)"),),
     ),
     Fault(
         "scales of B come in the order of K where k tiles do not",
         "scales loaded",
-        (Change(SCALES, "Int32(along_k) * (1 - 2 * backwards)", "Int32(along_k)"),),
+        SCALES,
+        "Int32(along_k) * (1 - 2 * backwards)",
+        "Int32(along_k)",
     ),
     Fault(
         "scales of B begin at the first k tile where the last one comes first",
         "scales copied",
-        (
-            Change(
-                SCALES,
-                "Int64(begin + backwards * (work.partition.count - 1))",
-                "Int64(begin)",
-            ),
-        ),
+        SCALES,
+        "Int64(begin + backwards * (work.partition.count - 1))",
+        "Int64(begin)",
     ),
     Fault(
         "scales of B begin at the first k tile of K in every partition",
         "scales loaded, split",
-        (
-            Change(
-                SCALES,
-                "Int64(begin + backwards * (work.partition.count - 1))",
-                "Int64(backwards * (work.partition.count - 1))",
-            ),
-        ),
+        SCALES,
+        "Int64(begin + backwards * (work.partition.count - 1))",
+        "Int64(backwards * (work.partition.count - 1))",
     ),
     Fault(
         "scales of B are those of the first columns",
         "scales loaded",
-        (Change(SCALES, "column // BLOCK + i % blocks", "i % blocks"),),
+        SCALES,
+        "column // BLOCK + i % blocks",
+        "i % blocks",
     ),
     Fault(
         "the gate and the value have the scales of the gate",
         "scales loaded, gated",
-        (Change(SCALES, "i // blocks * cta.epilogue.extents[1] + work.column", "work.column"),),
+        SCALES,
+        "i // blocks * cta.epilogue.extents[1] + work.column",
+        "work.column",
     ),
     Fault(
         "factors are made before the sums of the stage are added",
         "scales loaded",
+        PROMOTION,
+        "    if cutlass.const_expr(by_blocks and follows):\n"
+        "        block_scales.multiply_scales(factors)\n"
+        "    return after\n",
+        "    return after\n",
         (
-            Change(PROMOTION, MAKE + "    return after\n", "    return after\n"),
             Change(
                 PROMOTION,
                 "        pipeline.consumer_release(state.index)\n    add(",
-                "        pipeline.consumer_release(state.index)\n" + MAKE + "    add(",
+                "        pipeline.consumer_release(state.index)\n"
+                "    if cutlass.const_expr(by_blocks and follows):\n"
+                "        block_scales.multiply_scales(factors)\n"
+                "    add(",
             ),
         ),
     ),
     Fault(
         "all columns of a tile have the scales of its first block",
         "scales loaded, 192 columns",
-        (
-            Change(
-                SCALES,
-                "block = (column + BLOCK - boundary) // BLOCK",
-                "block = 0",
-            ),
-        ),
+        SCALES,
+        "block = (column + BLOCK - boundary) // BLOCK",
+        "block = 0",
     ),
     Fault(
         "rows of the other consumer have its scales",
         "scales copied",
-        (
-            Change(
-                SCALES,
-                "consumer.warpgroup_in_tile * 64 + thread",
-                "thread",
-            ),
-        ),
+        SCALES,
+        "consumer.warpgroup_in_tile * 64 + thread",
+        "thread",
     ),
     Fault(
         "one arrival of each consumer is expected",
         "scales loaded",
-        (Change(LOADS, 'counts["empty"] * (WARPGROUP // LANES)', 'counts["empty"]'),),
+        LOADS,
+        'counts["empty"] * (WARPGROUP // LANES)',
+        'counts["empty"]',
     ),
     Fault(
         "one warp of each consumer arrives",
         "scales loaded",
-        (
-            Change(
-                LOADS,
-                "            if self.lane == 0:\n",
-                "            if cute.arch.thread_idx()[0] % WARPGROUP == 0:\n",
-            ),
-        ),
+        LOADS,
+        "            if self.lane == 0:\n",
+        "            if cute.arch.thread_idx()[0] % WARPGROUP == 0:\n",
     ),
     Fault(
         "a warp releases a stage for a peer before all of its lanes have read",
         "scales of columns, both shared",
-        (Change(LOADS, "        cute.arch.sync_warp()\n", ""),),
+        LOADS,
+        "        cute.arch.sync_warp()\n",
+        "",
     ),
     Fault(
         "a peer is not told of a release",
         "scales copied, B shared",
-        (
-            Change(
-                LOADS, "            if self.lane < self.cluster:", "            if self.lane < 1:"
-            ),
-        ),
+        LOADS,
+        "            if self.lane < self.cluster:",
+        "            if self.lane < 1:",
     ),
     Fault(
         "the warp that copies does not wait for a stage",
         "scales copied",
-        (
-            Change(
-                LOADS,
-                "            pipeline.producer_acquire(state)\n            k_tile",
-                "            k_tile",
-            ),
-        ),
+        LOADS,
+        "            pipeline.producer_acquire(state)\n            k_tile",
+        "            k_tile",
     ),
     Fault(
         "the warp that copies skips the stages of a residual",
         "scales copied, residual",
-        (
-            Change(
-                LOADS,
-                "        for _ in cutlass.range_constexpr(cta.source_stages):\n",
-                "        for _ in ():\n",
-            ),
-        ),
+        LOADS,
+        "        for _ in cutlass.range_constexpr(cta.source_stages):\n",
+        "        for _ in ():\n",
     ),
     Fault(
         "stages are full without the scales that are copied",
         "scales copied",
-        (Change(LOADS, 'counts["full"] + LANES', 'counts["full"]'),),
+        LOADS,
+        'counts["full"] + LANES',
+        'counts["full"]',
     ),
     Fault(
         "the warp that copies arrives before its copies have landed",
         "scales copied",
-        (
-            Change(
-                LOADS,
-                "cute.arch.cp_async_mbarrier_arrive_noinc(self.full + state.index)",
-                "cute.arch.mbarrier_arrive(self.full + state.index)",
-            ),
-        ),
+        LOADS,
+        "cute.arch.cp_async_mbarrier_arrive_noinc(self.full + state.index)",
+        "cute.arch.mbarrier_arrive(self.full + state.index)",
     ),
     Fault(
         "scales are copied in the order of K where k tiles are not",
         "scales copied",
-        (
-            Change(
-                LOADS,
-                "k_tile = begin + i + backwards * (count - 1 - 2 * i)",
-                "k_tile = begin + i",
-            ),
-        ),
+        LOADS,
+        "k_tile = begin + i + backwards * (count - 1 - 2 * i)",
+        "k_tile = begin + i",
     ),
     Fault(
         "copied scales of columns are those of the next tile",
         "scales of columns, two widths",
-        (
-            Change(
-                LOADS,
-                "half * N + work.column + position - half * per_half",
-                "half * N + work.column + cta.config.tile_n + position - half * per_half",
-            ),
-        ),
+        LOADS,
+        "half * N + work.column + position - half * per_half",
+        "half * N + work.column + cta.config.tile_n + position - half * per_half",
     ),
     Fault(
         "bytes of scales are not announced",
         "scales loaded",
-        (Change(LOADS, "self.tx_bytes + count * 4", "self.tx_bytes"),),
+        LOADS,
+        "self.tx_bytes + count * 4",
+        "self.tx_bytes",
     ),
     Fault(
         "bytes of scales behind the last row are announced",
         "scales loaded, rows end inside of a tile",
-        (
-            Change(
-                LOADS,
-                "pipeline.arrive_and_expect_scales(state, tile.count)",
-                "pipeline.arrive_and_expect_scales(state, Int32(tile.cta.config.tile_m))",
-            ),
-        ),
+        LOADS,
+        "pipeline.arrive_and_expect_scales(state, tile.count)",
+        "pipeline.arrive_and_expect_scales(state, Int32(tile.cta.config.tile_m))",
     ),
     Fault(
         "scales that are loaded land in the first stage",
         "scales loaded",
-        (Change(LOADS, "state.index * per_stage * 4", "0"),),
+        LOADS,
+        "state.index * per_stage * 4",
+        "0",
     ),
     Fault(
         "scales that are loaded are those of the first k tile",
         "scales loaded",
-        (Change(LOADS, "run.source + Int64(k_tile) * run.along_k,", "run.source,"),),
+        LOADS,
+        "run.source + Int64(k_tile) * run.along_k,",
+        "run.source,",
     ),
     Fault(
         "scales that are loaded are those of the first rows",
         "scales loaded",
-        (
-            Change(
-                LOADS,
-                "address(scale, first), Int64(scale",
-                "address(scale, 0), Int64(scale",
-            ),
-        ),
+        LOADS,
+        "address(scale, first), Int64(scale",
+        "address(scale, 0), Int64(scale",
     ),
     Fault(
         "only the scales of rows are announced",
         "scales of columns loaded",
-        (Change(LOADS, "sum(run.count for run in runs)", "runs[0].count"),),
+        LOADS,
+        "sum(run.count for run in runs)",
+        "runs[0].count",
     ),
     Fault(
         "scales of columns land on those of rows",
         "scales of columns loaded",
-        (Change(LOADS, "Int32(target + run.place * 4)", "Int32(target)"),),
+        LOADS,
+        "Int32(target + run.place * 4)",
+        "Int32(target)",
     ),
     Fault(
         "both halves of gated pairs have the scales of the gate",
         "scales of columns loaded, one gated half after the other",
-        (
-            Change(
-                LOADS,
-                "first, place = half * N + work.column,",
-                "first, place = work.column,",
-            ),
-        ),
+        LOADS,
+        "first, place = half * N + work.column,",
+        "first, place = work.column,",
     ),
     Fault(
         "scales of columns behind the last one are loaded",
         "scales of columns loaded, columns end inside of a tile",
-        (
-            Change(
-                LOADS,
-                "first, width, (half + 1) * N, place)",
-                "first, width, first + width, place)",
-            ),
-        ),
+        LOADS,
+        "first, width, (half + 1) * N, place)",
+        "first, width, first + width, place)",
     ),
     Fault(
         "the operands of a transposed call keep the scales of the caller's",
         "scales of rows shared, swapped",
-        (
-            Change(
-                SCALES,
-                "(scale_b, scale_a) if transposed else (scale_a, scale_b)",
-                "(scale_a, scale_b)",
-            ),
-        ),
+        SCALES,
+        "(scale_b, scale_a) if transposed else (scale_a, scale_b)",
+        "(scale_a, scale_b)",
     ),
 )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 from protocol.fault import ProtocolFault
-from protocol.faults import Change
+from protocol.faults import Change, Fault
 from protocol.grouped import GroupedCase, simulate_grouped
 from protocol.schedules import TIMINGS
 
@@ -44,7 +44,7 @@ COUNTS = {  # of rows, in groups that have room for 192
     "everything": (130, 130),
     "nothing": (0, 0),
 }
-LEFT_OVER = ((100, 100, 333),)
+LEFT_OVER = (100, 100, 333), (128, 130), (0, 400)
 TURNING = *ENDS.values(), (128, 512, 897, 1537), (2176 + 129,)
 Ends = tuple[int, ...]
 
@@ -81,14 +81,11 @@ def runs_clean(case: GroupedCase, seed: int, slow: dict[str, float] | None = Non
 
 
 class Calls(NamedTuple):
-    """Calls of a form, with each of `words` and of `ends`. `in_turn`: a timing has a third of the
-    ends, so that each runs in one of three; others run in each.
-    """
+    """Calls of a form, with each of `words` and of `ends`, of which a timing has a third."""
 
     form: str
     words: tuple[str, ...] = ("",)
     ends: tuple[Ends, ...] = tuple(ENDS.values())
-    in_turn: bool = False
     tiles: tuple[str, ...] = tuple(TILES)
     order: str = OWN.order
 
@@ -98,8 +95,7 @@ class Calls(NamedTuple):
         place, cases = timing + self.tiles.index(tile), []
         for number, words in enumerate(self.words):
             for index, ends in enumerate(self.ends):
-                seed = (index if self.in_turn else place + number + index) % 3
-                if not self.in_turn or seed == (place + number) % 3:
+                if (seed := index % 3) == (place + number) % 3:
                     cases.append((case_of(config, self.form, ends, words), seed))
         return cases
 
@@ -113,41 +109,41 @@ CALLS = {
     "groups of terms": Calls("ragged_k"),
     "tiles of terms along rows": Calls("ragged_k", ends=THREE_ENDS, order="row"),
     "zeros in what is left over": Calls("ragged_m", ("zero_tail",), LEFT_OVER),
-    "an epilogue of rows": Calls("ragged_m", EPILOGUES, THREE_ENDS, True),
-    "an epilogue of terms": Calls("ragged_k", EPILOGUES, THREE_ENDS, True),
+    "an epilogue of rows": Calls("ragged_m", EPILOGUES, THREE_ENDS),
+    "an epilogue of terms": Calls("ragged_k", EPILOGUES, THREE_ENDS),
     "registers to the rows of a group, as ragged columns": Calls(
         "ragged_m", ("unstaged",), THREE_ENDS
     ),
     "scattered rows": Calls(
-        "ragged_m", ("scatter", "scatter aux", "scatter gated aux"), THREE_ENDS, True
+        "ragged_m", ("scatter", "scatter aux", "scatter gated aux"), THREE_ENDS
     ),
     "masked groups": Calls("masked", ends=ROOMS),
-    "an epilogue of masked groups": Calls("masked", (*EPILOGUES, "unstaged"), ROOMS, True),
+    "an epilogue of masked groups": Calls("masked", (*EPILOGUES, "unstaged"), ROOMS),
     "scales of rows": Calls("ragged_m", ("scaled",), tiles=ALL_TILES),
     "scales of terms": Calls("ragged_k", ("scaled",), tiles=ALL_TILES),
     # Stages with a residual have no scales, and a group without terms has a residual alone.
     "scales of rows beside an epilogue": Calls(
-        "ragged_m", ("scaled residual", "scaled gated residual"), THREE_ENDS, True
+        "ragged_m", ("scaled residual", "scaled gated residual"), THREE_ENDS
     ),
     "scales of terms beside an epilogue": Calls(
-        "ragged_k", ("scaled residual", "scaled gated residual"), THREE_ENDS, True
+        "ragged_k", ("scaled residual", "scaled gated residual"), THREE_ENDS
     ),
     "scales of masked groups": Calls(
-        "masked", ("scaled residual", "scaled residual wide"), ROOMS, True, ALL_TILES
+        "masked", ("scaled residual", "scaled residual wide"), ROOMS, tiles=ALL_TILES
     ),
     "scales of rows that begin anywhere, loaded from a granule on": Calls(
-        "ragged_m", WIDE, (*ENDS.values(), (1, 131, 262, 391, 512)), True, ALL_TILES
+        "ragged_m", WIDE, (*ENDS.values(), (1, 131, 262, 391, 512)), tiles=ALL_TILES
     ),
-    "scales of terms, loaded": Calls("ragged_k", WIDE, tuple(ENDS.values()), True, ALL_TILES),
+    "scales of terms, loaded": Calls("ragged_k", WIDE, tuple(ENDS.values()), tiles=ALL_TILES),
     "scales of terms of gated pairs, loaded": Calls(
-        "ragged_k", ("scaled wide gated",), tuple(ENDS.values()), True
+        "ragged_k", ("scaled wide gated",), tuple(ENDS.values())
     ),
     "gathered rows": Calls("ragged_m", ("gather",), tiles=GATHERING),
     "gathered rows, zeros in what is left over": Calls(
         "ragged_m", ("gather zero_tail",), LEFT_OVER, tiles=GATHERING
     ),
     "gathered rows with all else": Calls(
-        "ragged_m", ("gather gated aux", "gather scatter aux"), ((1, 200),), tiles=GATHERING
+        "ragged_m", ("gather gated aux", "gather scatter aux"), THREE_ENDS, tiles=GATHERING
     ),
 }
 
@@ -217,365 +213,334 @@ def test_one_kind_of_delay_a_thousand_times_as_long_as_the_others(
     runs_clean(DELAYS[name][0], 1 + timing, slow={slow: 100_000.0})
 
 
-CLEAR_B = "        clear_terms(cta.operands.sB, state.index, terms, thread, threads)\n"
-BARRIER = (
-    "        cute.arch.barrier(barrier_id=int(NamedBarrier.ALL_CONSUMERS), "
-    "number_of_threads=threads)\n"
+# The cluster's barrier is arrived at without releasing what was written.
+UNORDERED = Change(
+    "gemm.kernel",
+    "            if cutlass.const_expr(self.tiles.writes_schedule):\n"
+    "                cute.arch.sync_threads()\n",
+    "",
 )
-FAULTS = {
-    "nobody waits until all terms are cleared": (
-        "ragged_k",
-        Change("gemm.term_mask", BARRIER, ""),
-        {"early read", "wrong result", "overwritten"},
-    ),
-    "zeros are not fenced": (
-        "ragged_k",
-        Change(
-            "gemm.term_mask", '        cute.arch.fence_proxy("async.shared", space="cta")\n', ""
-        ),
-        {"early read"},
-    ),
-    "terms of B are not cleared": (
-        "ragged_k",
-        Change("gemm.term_mask", CLEAR_B, ""),
-        {"wrong result"},
-    ),
-    "a stage is cleared before it is full": (
-        "ragged_k",
-        Change("gemm.term_mask", "    pipeline.consumer_wait(state)\n    if terms", "    if terms"),
-        {"early read", "wrong result", "overwritten"},
-    ),
-    "the k tile in which a group ends comes last": (
-        "ragged_k",
-        Change(
-            "gemm.group_scheduler",
-            "begin, terms, Int32(1), straight",
-            "begin, terms, Int32(0), straight",
-        ),
-        {"wrong result"},
-    ),
-    "an empty group multiplies the terms of the next one": (
-        "ragged_k",
-        Change(
-            "gemm.group_scheduler",
-            "        begin, terms = params.extent, Int32(config.tile_k)\n",
-            "        terms = Int32(config.tile_k)\n",
-        ),
-        {"wrong result"},
-    ),
-    "tiles are looked up before the schedule is written": (
-        "ragged_m",
-        Change(
-            "gemm.kernel",
-            "        schedule = self.tiles.begin_schedule(smem, schedule, context)\n"
-            "        self.cluster_sync()\n",
-            "        self.cluster_sync()\n"
-            "        schedule = self.tiles.begin_schedule(smem, schedule, context)\n",
-        ),
-        {"early read", "wrong result", "deadlock"},
-    ),
-    "a tile in which a group ends is stored by TMA": (
-        "ragged_m",
-        Change(
-            "gemm.epilogue_store",
-            "config.tile_m > work.end_row:",
-            "config.tile_m > work.end_row + config.tile_m:",
-        ),
-        {"wrong result"},
-    ),
+EMPTY_GROUPS = ENDS["empty groups"]
+# Calls, with few stages those of two rounds of a subtile each for a tile.
+FAULT_CASES = {
+    "rows": case_of(OWN, "ragged_m", EMPTY_GROUPS),
+    "terms": case_of(OWN, "ragged_k", EMPTY_GROUPS),
+    "masked": case_of(OWN, "masked", COUNTS["decoding"]),
+    "turning": case_of(TILES["B multicast"], "ragged_m", EMPTY_GROUPS),
+    "turning terms": case_of(TILES["B multicast"], "ragged_k", EMPTY_GROUPS),
+    "scaled rows": case_of(FEW_STAGES, "ragged_m", EMPTY_GROUPS, "scaled residual"),
+    "scaled terms": case_of(FEW_STAGES, "ragged_k", EMPTY_GROUPS, "scaled residual"),
+    "scaled masked": case_of(OWN, "masked", COUNTS["whole tiles"], "scaled residual wide"),
+    **{
+        words: case_of(FEW_STAGES, "ragged_m", EMPTY_GROUPS, words)
+        for words in ("gather", "aux", "scatter", "unstaged", "gated", "residual")
+    },
 }
-
-
-EPILOGUE_FAULTS = {
-    "consumers multiply rows that they have not fenced": (
-        "gather",
-        Change("gemm.gather", '        cute.arch.fence_proxy("async.shared", space="cta")\n', ""),
-        {"early read"},
+FAULTS = (
+    Fault(
+        "nobody waits until all terms are cleared",
+        "terms",
+        "gemm.term_mask",
+        "        cute.arch.barrier(barrier_id=int(NamedBarrier.ALL_CONSUMERS), "
+        "number_of_threads=threads)\n",
+        "",
     ),
-    "consumers fence before they wait": (
-        "gather",
-        Change(
-            "gemm.gather",
-            "        GroupPipeline.consumer_wait(self, state)\n"
-            '        cute.arch.fence_proxy("async.shared", space="cta")\n',
-            '        cute.arch.fence_proxy("async.shared", space="cta")\n'
-            "        GroupPipeline.consumer_wait(self, state)\n",
-        ),
-        {"early read"},
+    Fault(
+        "zeros are not fenced",
+        "terms",
+        "gemm.term_mask",
+        '        cute.arch.fence_proxy("async.shared", space="cta")\n',
+        "",
     ),
-    "a stage is full without its gathered rows": (
-        "gather",
-        Change("gemm.gather", '{"full": counts["full"] + THREADS}', '{"full": counts["full"]}'),
-        {"arrivals", "early read", "wrong result", "overwritten"},
+    Fault(
+        "terms of B are not cleared",
+        "terms",
+        "gemm.term_mask",
+        "        clear_terms(cta.operands.sB, state.index, terms, thread, threads)\n",
+        "",
     ),
-    "rows are gathered over a stage that is still read": (
-        "gather",
-        Change("gemm.gather", "            pipeline.producer_acquire(state)\n", ""),
-        {"overwritten", "arrivals", "early read", "wrong result", "deadlock"},
+    Fault(
+        "a stage is cleared before it is full",
+        "terms",
+        "gemm.term_mask",
+        "    pipeline.consumer_wait(state)\n    if terms",
+        "    if terms",
     ),
-    "a stage waits for the bytes of rows that are gathered": (
-        "gather",
-        Change("gemm.group_kernel", "if self.traits.gathers:  # TMA", "if False:  # TMA"),
-        {"deadlock"},
+    Fault(
+        "the k tile in which a group ends comes last",
+        "terms",
+        "gemm.group_scheduler",
+        "begin, terms, Int32(1), straight",
+        "begin, terms, Int32(0), straight",
     ),
-    "x of a tile in which a group ends is stored by TMA": (
+    Fault(
+        "an empty group multiplies the terms of the next one",
+        "terms",
+        "gemm.group_scheduler",
+        "        begin, terms = params.extent, Int32(config.tile_k)\n",
+        "        terms = Int32(config.tile_k)\n",
+    ),
+    Fault(
+        "tiles are looked up before the schedule is written",
+        "rows",
+        "gemm.kernel",
+        "        schedule = self.tiles.begin_schedule(smem, schedule, context)\n"
+        "        self.cluster_sync()\n",
+        "        self.cluster_sync()\n"
+        "        schedule = self.tiles.begin_schedule(smem, schedule, context)\n",
+    ),
+    Fault(
+        "a tile in which a group ends is stored by TMA",
+        "rows",
+        "gemm.epilogue_store",
+        "config.tile_m > work.end_row:",
+        "config.tile_m > work.end_row + config.tile_m:",
+    ),
+    Fault(
+        "consumers multiply rows that they have not fenced",
+        "gather",
+        "gemm.gather",
+        '        cute.arch.fence_proxy("async.shared", space="cta")\n',
+        "",
+    ),
+    Fault(
+        "consumers fence before they wait",
+        "gather",
+        "gemm.gather",
+        "        GroupPipeline.consumer_wait(self, state)\n"
+        '        cute.arch.fence_proxy("async.shared", space="cta")\n',
+        '        cute.arch.fence_proxy("async.shared", space="cta")\n'
+        "        GroupPipeline.consumer_wait(self, state)\n",
+    ),
+    Fault(
+        "a stage is full without its gathered rows",
+        "gather",
+        "gemm.gather",
+        '{"full": counts["full"] + THREADS}',
+        '{"full": counts["full"]}',
+    ),
+    Fault(
+        "rows are gathered over a stage that is still read",
+        "gather",
+        "gemm.gather",
+        "            pipeline.producer_acquire(state)\n",
+        "",
+    ),
+    Fault(
+        "a stage waits for the bytes of rows that are gathered",
+        "gather",
+        "gemm.group_kernel",
+        "if self.traits.gathers:  # TMA",
+        "if False:  # TMA",
+    ),
+    Fault(
+        "x of a tile in which a group ends is stored by TMA",
         "aux",
-        Change(
-            "gemm.epilogue_store",
-            "    elif cutlass.const_expr(work.end_row is not None):\n",
-            "    elif cutlass.const_expr(work.end_row is not None and not stores.aux):\n",
-        ),
-        {"wrong result"},
+        "gemm.epilogue_store",
+        "    elif cutlass.const_expr(work.end_row is not None):\n",
+        "    elif cutlass.const_expr(work.end_row is not None and not stores.aux):\n",
     ),
-    "scattered rows are stored by TMA": (
+    Fault(
+        "scattered rows are stored by TMA",
         "scatter",
-        Change(
-            "gemm.epilogue_store",
-            "    if cutlass.const_expr(row_stores.scatters(tile, stores)):\n",
-            "    if cutlass.const_expr(False):\n",
-        ),
-        {"wrong result"},
+        "gemm.epilogue_store",
+        "    if cutlass.const_expr(row_stores.scatters(tile, stores)):\n",
+        "    if cutlass.const_expr(False):\n",
     ),
-    "buffers are overwritten while others copy rows from them": (
+    Fault(
+        "buffers are overwritten while others copy rows from them",
         "scatter",
-        Change(
-            "gemm.epilogue_store",
-            "    await_stores(consumer)\n    sync_consumer(consumer.index)\n",
-            "    await_stores(consumer)\n",
-        ),
-        {"wrong result", "early read", "overwritten"},
+        "gemm.epilogue_store",
+        "    await_stores(consumer)\n    sync_consumer(consumer.index)\n",
+        "    await_stores(consumer)\n",
     ),
-    "rows are copied before all of a buffer is written": (
+    Fault(
+        "rows are copied before all of a buffer is written",
         "scatter",
-        Change(
-            "gemm.epilogue_store",
-            "        sync_consumer(tile.consumer.index)\n"
-            "        store_round(tile, stores, first, last)\n",
-            "        store_round(tile, stores, first, last)\n",
-        ),
-        {"wrong result", "early read", "overwritten"},
+        "gemm.epilogue_store",
+        "        sync_consumer(tile.consumer.index)\n"
+        "        store_round(tile, stores, first, last)\n",
+        "        store_round(tile, stores, first, last)\n",
     ),
-    "registers are stored over the rows of the next group": (
+    Fault(
+        "registers are stored over the rows of the next group",
         "unstaged",
-        Change("gemm.consumer", "        extents = (work.end_row, extents[1])\n", "        pass\n"),
-        {"wrong result"},
+        "gemm.consumer",
+        "        extents = (work.end_row, extents[1])\n",
+        "        pass\n",
     ),
-    "gated tiles are as far apart as those of B": (
+    Fault(
+        "gated tiles are as far apart as those of B",
         "gated",
-        Change(
-            "gemm.group_scheduler",
-            "config.tile_n // (2 if scheduler.traits.gated else 1)",
-            "config.tile_n",
-        ),
-        {"wrong result"},
+        "gemm.group_scheduler",
+        "config.tile_n // (2 if scheduler.traits.gated else 1)",
+        "config.tile_n",
     ),
-    "both halves of a stage have the gate": (
+    Fault(
+        "both halves of a stage have the gate",
         "gated",
-        Change("gemm.tma_load", "*((part,) * (parts - 1))", "*((0,) * (parts - 1))"),
-        {"wrong result"},
+        "gemm.tma_load",
+        "*((part,) * (parts - 1))",
+        "*((0,) * (parts - 1))",
     ),
-    "the residual is that of the first columns": (
+    Fault(
+        "the residual is that of the first columns",
         "residual",
-        Change("gemm.epilogue_load", "work.column + start", "start"),
-        {"wrong result"},
+        "gemm.epilogue_load",
+        "work.column + start",
+        "start",
     ),
-}
-
-
-MASKED_FAULTS = {
-    "a masked group begins where the one before ends": Change(
+    Fault(
+        "a masked group begins where the one before ends",
+        "masked",
         "gemm.group_scheduler",
         "        begin = group * params.group_rows\n",
         "        if group > 0:\n            begin = params.offs[group - 1]\n",
     ),
-    "all rows of a place are computed": Change(
+    Fault(
+        "all rows of a place are computed",
+        "masked",
         "gemm.group_scheduler",
         "cutlass.min(cutlass.max(params.offs[group], 0), params.group_rows)",
         "params.group_rows",
     ),
-}
-
-
-# The form, the change, and the kinds of faults that show it.
-SCALED_FAULTS = {
-    "scales are copied into a stage that is still read": (
-        "ragged_m",
-        Change(
-            "gemm.scale_loads",
-            "            pipeline.producer_acquire(state)\n            k_tile",
-            "            k_tile",
-        ),
-        {"overwritten", "wrong result", "arrivals", "early read"},
+    Fault(
+        "scales are copied into a stage that is still read",
+        "scaled rows",
+        "gemm.scale_loads",
+        "            pipeline.producer_acquire(state)\n            k_tile",
+        "            k_tile",
     ),
-    "stages with a residual wait for scales in vain": (
-        "ragged_m",
-        Change("gemm.scale_loads", "in cutlass.range_constexpr(cta.source_stages):", "in ():"),
-        {"deadlock", "wrong result", "arrivals", "early read", "overwritten"},
+    Fault(
+        "stages with a residual wait for scales in vain",
+        "scaled rows",
+        "gemm.scale_loads",
+        "in cutlass.range_constexpr(cta.source_stages):",
+        "in ():",
     ),
-    "nobody waits for scales": (
-        "ragged_m",
-        Change("gemm.scale_loads", 'counts["full"] + LANES', 'counts["full"]'),
-        {"early read", "arrivals", "wrong result"},
+    Fault(
+        "nobody waits for scales",
+        "scaled rows",
+        "gemm.scale_loads",
+        'counts["full"] + LANES',
+        'counts["full"]',
     ),
-    "scales come in another order than terms": (
-        "ragged_k",
-        Change(
-            "gemm.scale_loads",
-            "k_tile = begin + i + backwards * (count - 1 - 2 * i)",
-            "k_tile = begin + i",
-        ),
-        {"wrong result"},
+    Fault(
+        "scales come in another order than terms",
+        "scaled terms",
+        "gemm.scale_loads",
+        "k_tile = begin + i + backwards * (count - 1 - 2 * i)",
+        "k_tile = begin + i",
     ),
-    "a stage is released before its scales of columns are read": (
-        "ragged_k",
-        Change(
-            "gemm.promotion",
-            "    add(cta, row, groups[-1], state, factors, boundaries)\n"
-            "    if cutlass.const_expr(cta.traits.block_b == 1):  # its",
-            "    if cutlass.const_expr(cta.traits.block_b == 1):\n"
-            "        pipeline.consumer_release(state.index)\n"
-            "    add(cta, row, groups[-1], state, factors, boundaries)\n"
-            "    if cutlass.const_expr(False):  # its",
-        ),
-        {"overwritten", "wrong result", "early read"},
+    Fault(
+        "a stage is released before its scales of columns are read",
+        "scaled terms",
+        "gemm.promotion",
+        "    add(cta, row, groups[-1], state, factors, boundaries)\n"
+        "    if cutlass.const_expr(cta.traits.block_b == 1):  # its",
+        "    if cutlass.const_expr(cta.traits.block_b == 1):\n"
+        "        pipeline.consumer_release(state.index)\n"
+        "    add(cta, row, groups[-1], state, factors, boundaries)\n"
+        "    if cutlass.const_expr(False):  # its",
     ),
-    "every group has the scales of the first one's columns": (
-        "ragged_m",
-        Change("gemm.group_scheduler", "b = b[None, None, work.matrix]", "b = b[None, None, 0]"),
-        {"wrong result"},
+    Fault(
+        "every group has the scales of the first one's columns",
+        "scaled rows",
+        "gemm.group_scheduler",
+        "b = b[None, None, work.matrix]",
+        "b = b[None, None, 0]",
     ),
-    "a group of terms has the scales of the first one": (
-        "ragged_k",
-        Change("gemm.group_scheduler", "first = work.first_term // BLOCK_WORDS", "first = 0"),
-        {"wrong result"},
+    Fault(
+        "a group of terms has the scales of the first one",
+        "scaled terms",
+        "gemm.group_scheduler",
+        "first = work.first_term // BLOCK_WORDS",
+        "first = 0",
     ),
-    "a group of terms has the first scales of K": (
-        "ragged_k",
-        Change(
-            "gemm.group_scheduler",
-            "begin, terms = begin // BLOCK * config.tile_k, Int32(config.tile_k)",
-            "begin, terms = Int32(0), Int32(config.tile_k)",
-        ),
-        {"wrong result"},
+    Fault(
+        "a group of terms has the first scales of K",
+        "scaled terms",
+        "gemm.group_scheduler",
+        "begin, terms = begin // BLOCK * config.tile_k, Int32(config.tile_k)",
+        "begin, terms = Int32(0), Int32(config.tile_k)",
     ),
-}
-
-
-MASKED_SCALED_FAULTS = {
-    "a place has the scales of the first one": Change(
-        "gemm.group_scheduler", "scale[None, None, group])", "scale[None, None, 0])"
+    Fault(
+        "a place has the scales of the first one",
+        "scaled masked",
+        "gemm.group_scheduler",
+        "scale[None, None, group])",
+        "scale[None, None, 0])",
     ),
-    "rows of a place are numbered from the beginning of the call": Change(
+    Fault(
+        "rows of a place are numbered from the beginning of the call",
+        "scaled masked",
         "gemm.group_scheduler",
         "own = cute.domain_offset((-group * rows, 0), scale[None, None, group])",
         "own = scale[None, None, group]",
     ),
-    "a work tile has the scales of the whole call": Change(
+    Fault(
+        "a work tile has the scales of the whole call",
+        "scaled masked",
         "gemm.scale_loads",
         "own, config, traits = of_work(cta, work), cta.config",
         "own, config, traits = cta, cta.config",
     ),
-}
-
-
-def is_found(case: GroupedCase, change: Change) -> str:
-    """Returns the kind of fault that the model finds in some timing."""
-
-    def in_some_timing() -> None:
-        for seed in range(12):
-            simulate_grouped(case, seed, patches=(change,))
-
-    with pytest.raises(ProtocolFault) as found:
-        in_some_timing()
-    return found.value.kind
-
-
-@pytest.mark.parametrize("form", ["ragged_m", "ragged_k"])
-def test_the_model_finds_a_schedule_that_a_cluster_does_not_order(form: str) -> None:
-    """The cluster's barrier is arrived at without releasing what was written."""
-    change = Change(
-        "gemm.kernel",
-        "            if cutlass.const_expr(self.tiles.writes_schedule):\n"
-        "                cute.arch.sync_threads()\n",
-        "",
-    )
-
-    case = case_of(TILES["B multicast"], form, ENDS["empty groups"])
-
-    assert is_found(case, change) == "early read"
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_the_model_finds(name: str) -> None:
-    form, change, kinds = FAULTS[name]
-
-    assert is_found(case_of(OWN, form, ENDS["empty groups"]), change) in kinds
-
-
-@pytest.mark.parametrize("name", EPILOGUE_FAULTS)
-def test_the_model_finds_in_an_epilogue(name: str) -> None:
-    epilogue, change, kinds = EPILOGUE_FAULTS[name]
-    # Two rounds of a subtile each for a tile.
-    case = case_of(TILES["few stages"], "ragged_m", ENDS["empty groups"], epilogue)
-
-    assert is_found(case, change) in kinds
-
-
-TURNING_FAULTS = {
-    "a turned cluster loads what an upright one does": Change(
-        "gemm.group_kernel", "load_of(turned_cta(cta, self.traits), work)", "load_of(cta, work)"
+    Fault(
+        "a turned cluster loads what an upright one does",
+        "turning",
+        "gemm.group_kernel",
+        "load_of(turned_cta(cta, self.traits), work)",
+        "load_of(cta, work)",
     ),
-    "the CTAs of a turned cluster load the same part of A": Change(
-        "gemm.group_kernel", "coord=kernel.cluster_coord(cta.context)", "coord=cta.coord"
+    Fault(
+        "the CTAs of a turned cluster load the same part of A",
+        "turning",
+        "gemm.group_kernel",
+        "coord=kernel.cluster_coord(cta.context)",
+        "coord=cta.coord",
     ),
-    "no cluster turns": Change(
-        "gemm.tma_load", "        elif load.turned == 1:\n", "        elif load.turned == 2:\n"
+    Fault(
+        "no cluster turns",
+        "turning",
+        "gemm.tma_load",
+        "        elif load.turned == 1:\n",
+        "        elif load.turned == 2:\n",
     ),
-    "both CTAs of a turned cluster compute the same columns": Change(
-        "gemm.group_scheduler", "(n + rank * turned)", "(n + rank * 0)"
+    Fault(
+        "both CTAs of a turned cluster compute the same columns",
+        "turning",
+        "gemm.group_scheduler",
+        "(n + rank * turned)",
+        "(n + rank * 0)",
     ),
-    "a CTA of a turned cluster computes the rows below": Change(
-        "gemm.group_scheduler", "(m + rank * (1 - turned))", "(m + rank)"
+    Fault(
+        "a CTA of a turned cluster computes the rows below",
+        "turning",
+        "gemm.group_scheduler",
+        "(m + rank * (1 - turned))",
+        "(m + rank)",
     ),
-    "the row left over is that of the first pair": Change(
+    Fault(
+        "the row left over is that of the first pair",
+        "turning",
         "gemm.group_scheduler",
         "m, turned = pairs - above, Int32(1)",
         "m, turned = Int32(0), Int32(1)",
     ),
-}
+    Fault("a schedule of rows is written that a cluster does not order", "turning", *UNORDERED),
+    Fault(
+        "a schedule of terms is written that a cluster does not order", "turning terms", *UNORDERED
+    ),
+)
 
 
-@pytest.mark.parametrize("name", TURNING_FAULTS)
-def test_the_model_finds_in_clusters_that_turn(name: str) -> None:
-    """An operand that both CTAs load for each other arrives twice, or half of it does not."""
-    case = case_of(TILES["B multicast"], "ragged_m", ENDS["empty groups"])
-
-    assert is_found(case, TURNING_FAULTS[name]) in {
-        "wrong result",
-        "deadlock",
-        "overwritten",
-        "early read",
-        "arrivals",
-    }
-
-
-@pytest.mark.parametrize("name", MASKED_FAULTS)
-def test_the_model_finds_in_groups_of_a_fixed_capacity(name: str) -> None:
-    case = case_of(OWN, "masked", COUNTS["decoding"])
-
-    assert is_found(case, MASKED_FAULTS[name]) == "wrong result"
-
-
-@pytest.mark.parametrize("name", MASKED_SCALED_FAULTS)
-def test_the_model_finds_in_scales_of_groups_of_a_fixed_capacity(name: str) -> None:
-    case = case_of(OWN, "masked", COUNTS["whole tiles"], "scaled residual wide")
-
-    assert is_found(case, MASKED_SCALED_FAULTS[name]) in {"wrong result", "deadlock"}
-
-
-@pytest.mark.parametrize("name", SCALED_FAULTS)
-def test_the_model_finds_in_scales(name: str) -> None:
-    form, change, kinds = SCALED_FAULTS[name]
-    case = case_of(TILES["few stages"], form, ENDS["empty groups"], "scaled residual")
-
-    assert is_found(case, change) in kinds
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
+def test_a_planted_fault_of_groups_is_found(fault: Fault) -> None:
+    case = FAULT_CASES[fault.schedule]
+    for seed in range(12):
+        try:
+            simulate_grouped(case, seed, patches=fault.changes)
+        except ProtocolFault:
+            runs_clean(case, seed)
+            return
+    pytest.fail(f"12 timings of {case} are clean")
