@@ -91,52 +91,24 @@ def test_weights_that_the_call_copies_first_are_not_ready(
 
 
 @each_order
-class TestTwoBatchDimensions:
-    """The longer one is the kernel's, and the host launches once for each index of the other."""
+def test_two_batch_dimensions_are_a_launch_for_each_index_of_the_shorter(
+    config: HopperConfig, launches: list[KernelArguments]
+) -> None:
+    """No stride of B walks both dimensions. Tensors that the call does not have stay None."""
+    a, b = numbered(2, 3, 64, 72), numbered(3, 2, 40, 72).transpose(0, 1).mT
+    out, residual = numbered(2, 3, 64, 40), numbered(2, 3, 64, 40)
+    given = problem(a, b, out, extra=EpilogueArgs(residual=residual))
 
-    @pytest.fixture
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """A batch of 2 times 3 matrices, of which no stride of B walks both dimensions."""
-        return {
-            "a": numbered(2, 3, 64, 72),
-            "b": numbered(3, 2, 40, 72).transpose(0, 1).mT,
-            "out": numbered(2, 3, 64, 40),
-            "residual": numbered(2, 3, 64, 40),
-        }
+    gemm.plan(given, config)(a, b, None, out, 1.0, 0.0, None, residual, None)
 
-    @pytest.fixture
-    def made(
-        self,
-        config: HopperConfig,
-        tensors: dict[str, torch.Tensor],
-        launches: list[KernelArguments],
-    ) -> list[KernelArguments]:
-        """The launches of one call."""
-        a, b, out, residual = tensors.values()
-        given = problem(a, b, out, extra=EpilogueArgs(residual=residual))
-        gemm.plan(given, config)(a, b, None, out, 1.0, 0.0, None, residual, None)
-        return launches
-
-    def test_make_a_launch_for_each_index_of_the_shorter(self, made: list[KernelArguments]) -> None:
-        assert len(made) == 2
-
-    def test_are_cut_alike_in_operands_and_output(
-        self, made: list[KernelArguments], tensors: dict[str, torch.Tensor], config: HopperConfig
-    ) -> None:
-        first, second = ("b", "a") if config.swap_ab else ("a", "b")
-
-        for i, launch in enumerate(made):
-            assert torch.equal(launch.a, tensors[first][i]), f"launch {i}"
-            assert torch.equal(launch.b, tensors[second][i]), f"launch {i}"
-            assert torch.equal(launch.out, tensors["out"][i]), f"launch {i}"
-
-    def test_are_cut_in_the_epilogue_s_tensors_that_the_call_has(
-        self, made: list[KernelArguments], tensors: dict[str, torch.Tensor]
-    ) -> None:
-        for i, launch in enumerate(made):
-            residual = launch.epilogue.pop("residual")
-            assert torch.equal(residual, tensors["residual"][i]), f"launch {i}"
-            assert set(launch.epilogue.values()) == {None}, f"launch {i}"
+    first, second = (b, a) if config.swap_ab else (a, b)
+    assert len(launches) == 2
+    for i, launch in enumerate(launches):
+        assert torch.equal(launch.a, first[i]), f"launch {i}"
+        assert torch.equal(launch.b, second[i]), f"launch {i}"
+        assert torch.equal(launch.out, out[i]), f"launch {i}"
+        assert torch.equal(launch.epilogue.pop("residual"), residual[i]), f"launch {i}"
+        assert set(launch.epilogue.values()) == {None}, f"launch {i}"
 
 
 class FakeEvent:

@@ -117,10 +117,6 @@ class DrawnLaunch(NamedTuple):
     columns: int
     scheduler: TileScheduler
 
-    def work(self, arithmetic: SimpleNamespace) -> LaunchWork:
-        """All that it computes."""
-        return LaunchWork(arithmetic, self.scheduler, self.config)
-
 
 @st.composite
 def launches(draw: st.DrawFn) -> DrawnLaunch:
@@ -146,40 +142,20 @@ def launches(draw: st.DrawFn) -> DrawnLaunch:
     return DrawnLaunch(config, rows, columns, launch(config, M, N, K, batch, resident, order))
 
 
-class TestEveryLaunch:
+@settings(max_examples=40, deadline=None)
+@given(drawn=launches())
+def test_every_launch_computes_every_tile_and_k_tile_once(
+    arithmetic: SimpleNamespace, drawn: DrawnLaunch
+) -> None:
     """Of any kind, on GPUs of any size."""
+    launched = LaunchWork(arithmetic, drawn.scheduler, drawn.config)
 
-    @settings(max_examples=40, deadline=None)
-    @given(drawn=launches())
-    def test_computes_every_tile(self, arithmetic: SimpleNamespace, drawn: DrawnLaunch) -> None:
-        launched = drawn.work(arithmetic)
-
-        check_that_every_tile_is_computed(launched, drawn.rows, drawn.columns)
-
-    @settings(max_examples=40, deadline=None)
-    @given(drawn=launches())
-    def test_adds_every_k_tile_once(self, arithmetic: SimpleNamespace, drawn: DrawnLaunch) -> None:
-        launched = drawn.work(arithmetic)
-
-        check_that_partitions_cover_k_once_in_order(launched)
-        check_that_partitions_agree_about_their_tile(launched)
-
-    @settings(max_examples=40, deadline=None)
-    @given(drawn=launches())
-    def test_keeps_partial_sums_apart(
-        self, arithmetic: SimpleNamespace, drawn: DrawnLaunch
-    ) -> None:
-        launched = drawn.work(arithmetic)
-
-        check_that_partial_sums_have_places_of_their_own(launched)
-
-    @settings(max_examples=40, deadline=None)
-    @given(drawn=launches())
-    def test_shares_work_out(self, arithmetic: SimpleNamespace, drawn: DrawnLaunch) -> None:
-        launched = drawn.work(arithmetic)
-
-        check_that_every_cluster_has_work(launched)
-        check_that_stream_k_is_even(launched)
+    check_that_every_tile_is_computed(launched, drawn.rows, drawn.columns)
+    check_that_partitions_cover_k_once_in_order(launched)
+    check_that_partitions_agree_about_their_tile(launched)
+    check_that_partial_sums_have_places_of_their_own(launched)
+    check_that_every_cluster_has_work(launched)
+    check_that_stream_k_is_even(launched)
 
 
 # ---- stream-K
@@ -205,36 +181,21 @@ class Edge(NamedTuple):
         ),
     ],
 )
-class TestStreamK:
-    """Launches at its edges."""
+def test_stream_k_shares_k_tiles_evenly_among_clusters_that_have_work(
+    arithmetic: SimpleNamespace, edge: Edge
+) -> None:
+    launched = LaunchWork(arithmetic, launch(STREAM_K, *edge.shape), STREAM_K)
 
-    @pytest.fixture
-    def launched(self, arithmetic: SimpleNamespace, edge: Edge) -> LaunchWork:
-        """All that the launch computes."""
-        return LaunchWork(arithmetic, launch(STREAM_K, *edge.shape), STREAM_K)
-
-    def test_launches_no_more_clusters_than_have_work(
-        self, launched: LaunchWork, edge: Edge
-    ) -> None:
-        assert (launched.params.tiles, launched.params.clusters) == (edge.tiles, edge.clusters)
-        check_that_every_cluster_has_work(launched)
-
-    def test_shares_k_tiles_evenly(self, launched: LaunchWork, edge: Edge) -> None:
-        check_that_stream_k_is_even(launched)
+    assert (launched.params.tiles, launched.params.clusters) == (edge.tiles, edge.clusters)
+    check_that_every_cluster_has_work(launched)
+    check_that_stream_k_is_even(launched)
 
 
-def test_as_many_k_tiles_as_are_numbered_in_32_bits_are_taken() -> None:
+def test_as_many_k_tiles_as_are_numbered_in_32_bits_are_taken_and_no_more() -> None:
     given = example(BF16, None, "nt", (64 * 263, 64, bounds.MOST_K_TILES * 64))
 
     assert gemm.unsupported(given, STREAM_K) is None
-
-
-def test_one_k_tile_more_is_refused() -> None:
-    given = example(BF16, None, "nt", (64 * 263, 64, bounds.MOST_K_TILES * 64))
-
-    reason = gemm.unsupported(replace(given, K=given.K + 1), STREAM_K)
-
-    assert "k tiles" in str(reason)
+    assert "k tiles" in str(gemm.unsupported(replace(given, K=given.K + 1), STREAM_K))
 
 
 # ---- clusters
@@ -270,35 +231,23 @@ def columns_of_tiles(
 TILE_N = st.integers(3, 32).map(lambda granules: 8 * granules)
 
 
-class TestVariableTileN:
-    """Tiles of `tile_n` columns, and of 8 columns less."""
+@settings(max_examples=60, deadline=None)
+@given(tile_n=TILE_N, N=st.integers(1, 20_000))
+def test_tiles_of_two_widths_lie_side_by_side(
+    arithmetic: SimpleNamespace, tile_n: int, N: int
+) -> None:
+    """They end less than 8 columns beyond C, unless all tiles are narrow, and one tile fewer would
+    not reach N.
+    """
+    config = replace(OWN_CONFIG, tile_n=tile_n, variable_tile_n=True, cluster_m=1)
 
-    def config(self, tile_n: int) -> HopperConfig:
-        return replace(OWN_CONFIG, tile_n=tile_n, variable_tile_n=True, cluster_m=1)
+    columns, widths = columns_of_tiles(arithmetic, config, N)
 
-    @settings(max_examples=150, deadline=None)
-    @given(tile_n=TILE_N, N=st.integers(1, 20_000))
-    def test_lays_tiles_of_two_widths_side_by_side(
-        self, arithmetic: SimpleNamespace, tile_n: int, N: int
-    ) -> None:
-        config = self.config(tile_n)
-
-        columns, widths = columns_of_tiles(arithmetic, config, N)
-
-        assert len(columns) == tile_order.columns(config, N)
-        assert set(widths) <= {tile_n, tile_n - 8}
-        assert columns == [0, *itertools.accumulate(widths)][:-1]
-
-    @settings(max_examples=150, deadline=None)
-    @given(tile_n=TILE_N, N=st.integers(1, 20_000))
-    def test_ends_less_than_8_columns_beyond_c_where_it_can(
-        self, arithmetic: SimpleNamespace, tile_n: int, N: int
-    ) -> None:
-        """It cannot where all tiles are narrow, and one tile fewer would not reach N."""
-        _, widths = columns_of_tiles(arithmetic, self.config(tile_n), N)
-
-        beyond = sum(widths) - N
-        assert beyond >= 0
-        if beyond >= 8:
-            assert set(widths) == {tile_n - 8}
-            assert (len(widths) - 1) * tile_n < N
+    assert len(columns) == tile_order.columns(config, N)
+    assert set(widths) <= {tile_n, tile_n - 8}
+    assert columns == [0, *itertools.accumulate(widths)][:-1]
+    beyond = sum(widths) - N
+    assert beyond >= 0
+    if beyond >= 8:
+        assert set(widths) == {tile_n - 8}
+        assert (len(widths) - 1) * tile_n < N

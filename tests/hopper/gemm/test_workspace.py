@@ -161,3 +161,21 @@ def test_a_call_that_others_may_run_beside_has_memory_of_its_own(
     assert (gpu.kept, workspace._workspaces) == (0, {})
     assert not sums.recorded
     assert not counters.recorded
+
+
+def test_counters_begin_at_zero_whatever_the_memory_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = SimpleNamespace(
+        device=lambda *_: torch.device("cpu"),
+        cuda=SimpleNamespace(
+            current_stream=lambda index: None, is_current_stream_capturing=lambda: True
+        ),
+        **{name: getattr(torch, name) for name in ("empty", "zeros", "float32", "int32")},
+    )
+    monkeypatch.setattr(workspace, "torch", memory)
+    torch.use_deterministic_algorithms(True)  # new memory is filled then, with other than zeros
+    try:
+        lent = workspace.get_workspace(0, floats=8, counters=64)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+    assert lent.counters.tolist() == [0] * 64

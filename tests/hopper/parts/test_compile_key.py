@@ -76,20 +76,3 @@ def test_a_kernel_on_disk_is_for_one_toolchain(what: str, monkeypatch: pytest.Mo
     TOOLCHAIN[what](monkeypatch)
 
     assert VARIANT.cache_key_fields != before
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"kernel": "hopper.persistent"},
-        {"config": replace(CONFIG, stages=3)},
-        {"dtype": torch.float16},
-        {"out_dtype": torch.float32},
-        {"layout": "nn"},
-        {"row_major": False},
-        {"width": 2},
-    ],
-    ids=lambda other: next(iter(other)),
-)
-def test_a_kernel_on_disk_is_for_one_variant(other: dict) -> None:
-    assert replace(VARIANT, **other).cache_key_fields != VARIANT.cache_key_fields
