@@ -342,12 +342,12 @@ class TuningIndex:
         """
         bare = bare_of(workload)
         steps = []
-        for asked in dict.fromkeys((workload, bare, replace(bare, weights="cold"))):
+        for subject in dict.fromkeys((workload, bare, replace(bare, weights="cold"))):
             for origin in ORIGINS:
-                entries = self._from(origin, asked)
-                if entries or asked == bare:
-                    place = f"{origin}, {asked.conditions}" if asked.conditions else origin
-                    steps.append((place, self._contents(entries, asked)))
+                entries = self._from(origin, subject)
+                if entries or subject == bare:
+                    place = f"{origin}, {subject.conditions}" if subject.conditions else origin
+                    steps.append((place, self._contents(entries, subject)))
         ranked = self._by_model(bare)
         message = "no config that won at some shape runs here"
         if ranked:

@@ -90,17 +90,17 @@ def sweep(
         ValueError: layout is 'np', expected one of nt, nn, tn, tt
     """
     begun = time.monotonic()
-    chosen = options_with(options, keywords)
-    workloads = workloads_of(shapes, dtype, out_dtype, layout, chosen.weights, chosen.epilogue)
-    jobs = _jobs(kernels, workloads, chosen)
-    gpus = visible_gpus(chosen.gpus) if chosen.engine == "local" else []
+    settings = options_with(options, keywords)
+    workloads = workloads_of(shapes, dtype, out_dtype, layout, settings.weights, settings.epilogue)
+    jobs = _jobs(kernels, workloads, settings)
+    gpus = visible_gpus(settings.gpus) if settings.engine == "local" else []
     with _opened(store) as opened:
-        if chosen.engine == "ray":
+        if settings.engine == "ray":
             from outblas.autotune.sweeps import ray_engine
 
-            result = ray_engine.run(jobs, opened, progress, chosen)
+            result = ray_engine.run(jobs, opened, progress, settings)
         else:
-            result = engine.run_local(jobs, gpus, opened, progress, chosen)
+            result = engine.run_local(jobs, gpus, opened, progress, settings)
     result.store, result.seconds = opened.path, time.monotonic() - begun
     return result
 

@@ -177,11 +177,11 @@ class _Tuning:
         if workload.epilogue:
             others.append(replace(workload, epilogue=""))
         if workload.grouping:
-            own = Grouping.parse(workload.grouping)
+            grouping = Grouping.parse(workload.grouping)
             others += [
-                replace(workload, grouping=str(replace(own, distribution=other)))
+                replace(workload, grouping=str(replace(grouping, distribution=other)))
                 for other in DISTRIBUTIONS
-                if other != own.distribution
+                if other != grouping.distribution
             ]
         return [winner for other in others for winner in self._winners_at(other)]
 

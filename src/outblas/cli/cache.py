@@ -120,24 +120,24 @@ def show(
         if (not names or trial.kernel in names) and (not shapes or trial.workload.shape in shapes)
     ]
     selected.sort(key=lambda trial: (trial.gpu.name, trial.workload, trial.us is None, trial.us))
-    chosen = selected[: limit or (None if json else SHOWN)]
+    listed = selected[: limit or (None if json else SHOWN)]
     best = {winner.identity for winner in winners}
 
     def show_trials() -> None:
         columns = ("workload", "kernel", "config", "status", "µs", "ratio", "reason", "date")
-        for gpu in dict.fromkeys(trial.gpu.name for trial in chosen):
+        for gpu in dict.fromkeys(trial.gpu.name for trial in listed):
             rows = [
                 _trial_cells(trial, won=trial.identity in best)
-                for trial in chosen
+                for trial in listed
                 if trial.gpu.name == gpu
             ]
             table(gpu, columns, rows)
-        if chosen:
+        if listed:
             note(f"{RATIO} Times and ratios are of screening; winner: the fastest of the finals.")
-        more = "; --limit shows more" if limit is None and len(chosen) < len(selected) else ""
-        note(f"{len(chosen)} of {len(selected)} trials{more}", None)
+        more = "; --limit shows more" if limit is None and len(listed) < len(selected) else ""
+        note(f"{len(listed)} of {len(selected)} trials{more}", None)
 
-    give([asdict(trial) for trial in chosen], show_trials, json=json)
+    give([asdict(trial) for trial in listed], show_trials, json=json)
 
 
 @app.command()
@@ -255,8 +255,8 @@ def prune(
     if results:
         typer.echo(f"{removed} trials and winners {done}")
     if compiled:
-        gone, size = _remove(_compiled(), days or 0.0, dry_run=dry_run)
-        typer.echo(f"{number_of(gone, 'compiled kernel')} {done}, {size / 2**20:.1f} MiB")
+        count, size = _remove(_compiled(), days or 0.0, dry_run=dry_run)
+        typer.echo(f"{number_of(count, 'compiled kernel')} {done}, {size / 2**20:.1f} MiB")
 
 
 def _fingerprints(store: Store, kernel: str | None) -> dict[str, str]:

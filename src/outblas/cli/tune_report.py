@@ -48,12 +48,12 @@ def report(
         selected = _selected(trials, texts)
         subjects = Counter((t.kernel, t.workload, t.gpu.model) for t in selected)
         subject = subjects.most_common(1)[0][0]
-        own = [t for t in trials if (t.kernel, t.workload, t.gpu.model) == subject]
+        group = [t for t in trials if (t.kernel, t.workload, t.gpu.model) == subject]
         kernel, workload, _ = subject
         result = model.build(
-            own,
+            group,
             winners,
-            limits=lambda config: named_configs.limits(kernel, config, workload, own[0].gpu),
+            limits=lambda config: named_configs.limits(kernel, config, workload, group[0].gpu),
         )
         picture = sweep_chart.draw(result) if chart is not None else None
         written = page.html(result) if html is not None else ""
