@@ -13,11 +13,9 @@ from support.gemm_problems import gemm_config, product
 from support.probed_gpu import unprobed_context
 
 from outblas.base import machines
-from outblas.core.grouped import describe
 from outblas.core.problem import Problem
 from outblas.device import driver
 from outblas.hopper import gemm
-from outblas.hopper.gemm import group_host as grouped_host
 from outblas.hopper.gemm import smid_probe
 from outblas.hopper.parts import compile, tile_order
 
@@ -87,20 +85,3 @@ def test_the_probes_of_a_plan_are_in_a_pack(
     variants = {*loaded, *map(smid_probe.ProbeVariant, probed)}
     assert set(probed) == {1, 4, 8}
     assert variants <= set(gemm.pack_variants(given, config, machines.find("H100")))
-
-
-def test_a_grouped_plan_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    launched: list[int] = []
-    monkeypatch.setattr(
-        grouped_host.compile, "load", lambda *_: lambda *given: launched.append(given[-1])
-    )
-    grouped_host.launch.cache_clear()
-    a = torch.zeros(4096, 64, dtype=torch.bfloat16)
-    b = torch.zeros(8, 256, 64, dtype=torch.bfloat16).mT
-    out, offs = torch.empty(4096, 256, dtype=torch.bfloat16), torch.arange(512, 4097, 512)
-    given = describe("ragged_m", a, b, out, 8)
-    config = grouped_host.Config(cluster_m=2, cluster_n=2)
-
-    grouped_host.launch(given, config)(a, b, out, offs)
-
-    assert launched == [28]

@@ -157,19 +157,6 @@ def test_a_call_planned_beside_other_work_looks_again_when_it_runs(failed: Plann
     assert BY_COLUMNS not in failed.tables
 
 
-def test_a_call_sees_for_every_plan(gpu: FakeGpu, failed: PlannedCall) -> None:
-    gpu.busy = 3
-    other = PlannedCall()
-    gpu.clock.now += 1.5
-    failed.run()
-    probes = gpu.probes
-
-    other.run()
-
-    assert other.tables == failed.tables == [gpc_placement.table(*PLACED)]
-    assert gpu.probes == probes
-
-
 def test_a_call_waits_a_second_after_a_failure_and_takes_a_new_table(
     gpu: FakeGpu, failed: PlannedCall
 ) -> None:
@@ -236,20 +223,12 @@ def test_a_probe_that_cannot_be_launched_costs_speed_only(gpu: FakeGpu) -> None:
     assert call.tables[1] != BY_COLUMNS
 
 
-def test_contexts_have_tables_of_their_own(gpu: FakeGpu) -> None:
-    """Each has SMs of its own, as green contexts and shares under MPS do."""
-    context, first = gpu.context, gpc_placement.table(*PLACED)
-    gpu.context, gpu.order = unprobed_context(), gpu.order[::-1]
-
-    assert gpc_placement.table(*PLACED) != first
-    gpu.context = context
-    assert gpc_placement.table(*PLACED) == first
-
-
-def test_contexts_are_probed_for_their_own_plans_alone(gpu: FakeGpu, failed: PlannedCall) -> None:
-    context, own_order = gpu.context, gpu.order[::-1]
-    gpu.context = unprobed_context()
-    probes = gpu.probes
+def test_contexts_have_tables_of_their_own(gpu: FakeGpu, failed: PlannedCall) -> None:
+    """Each has SMs of its own, as green contexts and shares under MPS do, and a call of one probes
+    in no other.
+    """
+    context, probes = gpu.context, gpu.probes
+    gpu.context, own_order = unprobed_context(), gpu.order[::-1]
     failed.run()
     assert gpu.probes == probes
     of_the_other = gpc_placement.table(*PLACED)

@@ -15,7 +15,6 @@ from support.gemm_problems import (
     problem_of,
     product,
     strided,
-    variant_of,
 )
 
 from outblas.core.artifact import example
@@ -69,19 +68,15 @@ each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_operands_that_tma_cannot_load_are_copied_which_the_caller_is_told(
     case: OperandCase,
 ) -> None:
-    remarks = [remark for remark in gemm.remarks(case.problem) if "twice" not in remark]
+    """Copies are what TMA can load, and all else stays."""
+    problem, aligned = case.problem, operand_copies.aligned(case.problem)
+    remarks = [remark for remark in gemm.remarks(problem) if "twice" not in remark]
 
-    assert gemm.unsupported(case.problem) is None
-    assert operand_copies.needs_copy(case.problem) == ("a" in case.copied, "b" in case.copied)
+    assert gemm.unsupported(problem) is None
+    assert operand_copies.needs_copy(problem) == ("a" in case.copied, "b" in case.copied)
+    assert operand_copies.needs_copy(aligned) == (False, False)
     assert [remark[0] for remark in remarks] == list(case.copied)
     assert all("is copied first" in remark and "has strides" in remark for remark in remarks)
-
-
-@each_case
-def test_copies_are_what_tma_can_load_and_all_else_stays(case: OperandCase) -> None:
-    problem, aligned = case.problem, operand_copies.aligned(case.problem)
-
-    assert operand_copies.needs_copy(aligned) == (False, False)
     for name in case.copied:
         before, after = getattr(problem, name), getattr(aligned, name)
         assert 1 in after[-2:], name
@@ -90,20 +85,10 @@ def test_copies_are_what_tma_can_load_and_all_else_stays(case: OperandCase) -> N
     assert replace(aligned, a=problem.a, b=problem.b, alignment=problem.alignment) == problem
     for name in {"a", "b"}.difference(case.copied):
         assert getattr(aligned, name) == getattr(problem, name), name
-
-
-@pytest.mark.parametrize("swap_ab", [False, True], ids=["own order", "swapped"])
-@each_case
-def test_operands_are_handed_over_with_a_unit_stride(case: OperandCase, swap_ab: bool) -> None:
-    config = replace(OWN_CONFIG, swap_ab=swap_ab)
-
-    made = canonical.canonicalize(case.problem, config)
-    a, b = canonical.operand_strides(made.launch)
-
-    assert made.transposed == swap_ab
-    assert 1 in a[-2:]
-    assert 1 in b[-2:]
-    assert variant_of(case.problem, config).layout[0] in "nt"
+    for swap_ab in (False, True):
+        made = canonical.canonicalize(problem, replace(OWN_CONFIG, swap_ab=swap_ab))
+        assert made.transposed == swap_ab
+        assert all(1 in strides[-2:] for strides in canonical.operand_strides(made.launch))
 
 
 @st.composite
@@ -119,39 +104,24 @@ def operand_views(draw: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return shape, (*batch_strides, draw(st.integers(1, 40)), draw(st.integers(1, 40)))
 
 
-def strides_of_copy(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    given = replace(product(shape[-2], shape[-1], 8), batch=shape[:-2])
-    return operand_copies.copy_strides(given, strides, *shape[-2:])
-
-
 @settings(max_examples=100, deadline=None)
 @given(view=operand_views())
 def test_a_copy_has_the_elements_of_its_operand(
     view: tuple[tuple[int, ...], tuple[int, ...]],
 ) -> None:
+    """It starts its rows at 16 bytes, and long ones at cache lines."""
     shape, strides = view
     elements = 1 + sum((extent - 1) * step for extent, step in zip(shape, strides, strict=True))
     memory = torch.arange(elements)
-    planned = strides_of_copy(shape, strides)
+    batched = replace(product(shape[-2], shape[-1], 8), batch=shape[:-2])
+    planned = operand_copies.copy_strides(batched, strides, *shape[-2:])
 
     copy = operand_copies.copy(memory, shape, strides, planned)
 
     assert copy.stride() == planned
     assert torch.equal(copy, memory.as_strided(shape, strides))
-
-
-@settings(max_examples=100, deadline=None)
-@given(view=operand_views())
-def test_a_copy_starts_its_rows_at_16_bytes_and_long_ones_at_cache_lines(
-    view: tuple[tuple[int, ...], tuple[int, ...]],
-) -> None:
-    shape, strides = view
-
-    planned = strides_of_copy(shape, strides)
-
     is_long = 70 in shape[-2:] and max(planned[-2:]) > 64
-    granule = 64 if is_long else 8
-    assert all(stride % granule == 0 for stride in planned if stride > 1)
+    assert all(stride % (64 if is_long else 8) == 0 for stride in planned if stride > 1)
 
 
 class LineCase(NamedTuple):
@@ -195,23 +165,17 @@ def test_the_cache_lines_of_a_row_are_counted_and_told(case: LineCase) -> None:
 @pytest.mark.parametrize("size", [1000, 1024, 2048])
 def test_rows_across_cache_lines_are_multicast_where_whole_lines_are_not(size: int) -> None:
     """One wave of tiles without clusters takes 1.3 times as long there: requests for parts of lines
-    do not merge.
+    do not merge. An address inside of a line counts as rows across lines.
     """
-    whole_lines = heuristic.config(product(size, size, 1024), heuristic.Rates())
-    across_lines = heuristic.config(product(size, size, 1032), heuristic.Rates())
+    whole_lines, across_lines = (product(size, size, K) for K in (1024, 1032))
+    odd_address = replace(whole_lines, alignment=(16, 16, 16))
+    whole, across, odd = (
+        heuristic.config(call, heuristic.Rates())
+        for call in (whole_lines, across_lines, odd_address)
+    )
 
-    assert whole_lines.multicast_size == 1
-    assert across_lines.multicast_size == 2
-
-
-@pytest.mark.parametrize("size", [1000, 1024, 2048])
-def test_an_address_inside_of_a_line_counts_as_rows_across_lines(size: int) -> None:
-    odd_rows, odd_address = product(size, size, 1032), product(size, size, 1024)
-    odd_address = replace(odd_address, alignment=(16, 16, 16))
-
-    chosen = heuristic.config(odd_rows, heuristic.Rates())
-
-    assert chosen == heuristic.config(odd_address, heuristic.Rates())
+    assert (whole.multicast_size, across.multicast_size) == (1, 2)
+    assert odd == across
 
 
 # Times of hopper.gemm, copies included, over the portable kernel's, measured on an H100.
@@ -237,24 +201,17 @@ SM90, SMS = 90, 132
     TIME_OVER_PORTABLE,
     ids=["x".join(map(str, shape)) + f"-{layout}" for shape, layout in TIME_OVER_PORTABLE],
 )
-class TestTheDefaultKernel:
-    """`matmul` takes another kernel where copies cost more than hopper.gemm saves."""
+def test_another_kernel_is_taken_where_copies_cost_more_than_hopper_gemm_saves(
+    shape: tuple[int, int, int], layout: str
+) -> None:
+    """But not where a row's bits must not depend on others."""
+    problem = example(BF16, None, layout, shape)
+    is_slower = TIME_OVER_PORTABLE[shape, layout] > 1
 
-    def test_is_another_where_copies_cost_more_than_they_save(
-        self, shape: tuple[int, int, int], layout: str
-    ) -> None:
-        problem = example(BF16, None, layout, shape)
-        is_slower = TIME_OVER_PORTABLE[shape, layout] > 1
+    reason = default_kernel.pruned_reason("hopper.gemm", problem)
 
-        reason = default_kernel.pruned_reason("hopper.gemm", problem)
-        chosen = default_kernel.by_rule(problem, SM90, SMS)
-
-        assert (reason is not None) == is_slower
-        assert chosen == ("portable" if is_slower else "hopper.gemm")
-
-    def test_is_hopper_gemm_where_a_row_s_bits_must_not_depend_on_others(
-        self, shape: tuple[int, int, int], layout: str
-    ) -> None:
-        problem = replace(example(BF16, None, layout, shape), batch_invariant=True)
-
-        assert default_kernel.by_rule(problem, SM90, SMS) == "hopper.gemm"
+    assert (reason is not None) == is_slower
+    wanted = "portable" if is_slower else "hopper.gemm"
+    assert default_kernel.by_rule(problem, SM90, SMS) == wanted
+    invariant = replace(problem, batch_invariant=True)
+    assert default_kernel.by_rule(invariant, SM90, SMS) == "hopper.gemm"
