@@ -35,10 +35,10 @@ def scaled_mm(
     scale_a: Tensor = ...,
     scale_b: Tensor = ...,
     bias: Tensor | None = None,
+    *,
     scale_result: None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     use_fast_accum: bool = False,
-    *,
     activation: Activation | None = None,
     residual: Tensor | None = None,
     out_recipe: None = None,
@@ -66,6 +66,23 @@ def scaled_mm(
     sms: int | None = None,
     **aliases: Tensor,
 ) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def scaled_mm(
+    input: Tensor,
+    mat2: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None,
+    scale_result: None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    use_fast_accum: bool = False,
+    *,
+    activation: Activation | None = None,
+    residual: Tensor | None = None,
+    sms: int | None = None,
+) -> Tensor: ...
 
 
 @overload
