@@ -144,9 +144,9 @@ def show(
 def export(
     file: Annotated[Path, typer.Argument(help="The file to write.")], store: StoreOption = None
 ) -> None:
-    """Writes all results to a file that `outblas cache import` reads on another machine.
+    """Writes all results to a file that `outblas cache import` reads.
 
-    The file is JSON Lines.
+    The file is JSON Lines, for another machine.
     """
     from outblas.autotune.store import transfer
 
