@@ -139,6 +139,12 @@ STAYING: dict[str, tuple[Callable[[], Tensor], str, dict[str, Any]]] = {
         "torch.float64 is not among the dtypes",
         {},
     ),
+    "complex numbers": (
+        lambda: A.to(torch.complex64) @ B.to(torch.complex64),
+        "torch.complex64 is not among the dtypes",
+        {},
+    ),
+    "integers": (lambda: A.long() @ B.long(), "torch.int64 is not among the dtypes", {}),
     "no rows": (lambda: A[:0] @ B, "nothing is multiplied", {}),
     "no columns of A": (lambda: A[:, :0] @ B[:0], "nothing is multiplied", {}),
     "small": (lambda: A @ B, "its 240 FLOP are less than min_flops, 241", {"min_flops": 241}),
@@ -157,6 +163,9 @@ STAYING: dict[str, tuple[Callable[[], Tensor], str, dict[str, Any]]] = {
     "a scaled batch": (lambda: torch.baddbmm(BATCH_C, BATCH_A, BATCH_B, alpha=2), "", {}),
     "a scaled addend": (lambda: torch.baddbmm(BATCH_C, BATCH_A, BATCH_B, beta=0.5), "", {}),
     "a batch in place": (lambda: BATCH_C.clone().baddbmm_(BATCH_A, BATCH_B), "", {}),
+    "a vector": (lambda: torch.mv(A, B[:, 0]), "", {}),
+    "two vectors": (lambda: torch.dot(A[0], B[:, 0]), "", {}),
+    "a column by a row": (lambda: torch.addr(C, A[:, 0], B[0]), "", {}),
 }
 
 
