@@ -7,15 +7,13 @@ import torch
 
 from outblas.base import machines
 from outblas.core.artifact import example
-from outblas.core.epilogue import Epilogue
 from outblas.hopper import gemm
-from outblas.hopper.gemm import heuristic, rule_tiles, search_space
+from outblas.hopper.gemm import rule_tiles, search_space
 from outblas.hopper.parts.config import SHARED_MEMORY
-from outblas.hopper.parts.config_limits import gated_reason, invalid_reason, promoted_reason
+from outblas.hopper.parts.config_limits import invalid_reason
 
 H100 = machines.find("H100")
 CONFIG = replace(gemm.Config(), cluster_m=1)
-SHAPES = [(64, 4096, 4096), (1000, 1000, 512), (2048, 1280, 1280), (4096, 4096, 4096)]
 
 
 def product(M: int, N: int, K: int):
@@ -49,20 +47,3 @@ def test_k_is_cut_only_where_tiles_leave_sms_idle(size: int, pays: bool) -> None
     reason = search_space.pruned_reason(config, H100, product(size, size, 16384))
 
     assert (reason is None) == pays, reason
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_rule_gives_gated_products_tiles_that_hold_pairs(shape) -> None:
-    M, N, K = shape
-    gated = replace(product(M, N // 2, K), epilogue=Epilogue("silu", gated=True))
-    packed = product(M, N, K)
-    gated = replace(gated, b=packed.b)
-
-    assert gated_reason(heuristic.config(gated, heuristic.Rates())) is None
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_rule_gives_promoted_sums_tiles_whose_registers_fit(shape) -> None:
-    problem = replace(product(*shape), formats="e4m3 e4m3 promoted")
-
-    assert promoted_reason(heuristic.config(problem, heuristic.Rates())) is None

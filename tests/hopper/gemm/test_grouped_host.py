@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from outblas.base import machines
-from outblas.core.epilogue import GATED, Epilogue, View, glu_split
+from outblas.core.epilogue import View, glu_split
 from outblas.core.grouped import Form, GroupedProblem, GroupedTensors, describe
 from outblas.hopper.gemm import group_host as host
 from outblas.hopper.gemm.compile import kernel_of
@@ -18,8 +18,9 @@ from outblas.hopper.gemm.group_rule import candidates
 from outblas.hopper.gemm.group_variant import variant_of
 from outblas.hopper.gemm.heuristic import Rates, rates
 from outblas.hopper.parts.config import SHARED_MEMORY, HopperConfig
+from tools.machine_code import KernelVariant, grouped_problem
 
-BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+BF16 = torch.bfloat16
 H100, H200 = (rates(machines.find(name)) for name in ("h100", "h200"))
 CONFIG = HopperConfig(tile_m=128, tile_n=128, stages=4, consumers=2, epilogue_stages=1)
 
@@ -32,58 +33,35 @@ def problem(
     K: int = 2048,
     *,
     layout: str = "",
-    dtype: torch.dtype = BF16,
-    out_dtype: torch.dtype = BF16,
+    has: str = "",
     zero_tail: bool = False,
     activation: str = "",
-    has: str = "",
+    **fields: Any,
 ) -> GroupedProblem:
     """Returns a product of packed tensors, of which B has N columns. `layout`: of A and B, n
     row-major, t transposed; by default that which the kernel takes. `has`: any of bias, residual,
-    aux, scatter, weights and gather.
+    aux, scatter, weights and gather. `fields`: those of a `KernelVariant`.
     """
-    layout = layout or {"ragged_m": "nt", "ragged_k": "tn"}[form]
-    a = (K, 1) if layout[0] == "n" else (1, M)
-    matrix = (N, 1) if layout[1] == "n" else (1, K)
-    b = matrix if form == "ragged_k" else (N * K, *matrix)
-
-    def lies(columns: int) -> tuple[int, ...]:
-        return (columns, 1) if form == "ragged_m" else (M * columns, columns, 1)
-
-    gated = glu_split(activation) == 2
-    out = lies(N // 2 if gated else N)
-    epilogue = Epilogue(
-        GATED.get(activation, activation),
-        gated,
-        bias=View((N, 0, 1), 16) if "bias" in has else None,
-        residual=View(out, 16) if "residual" in has else None,
-        aux=View(lies(N), 16) if "aux" in has else None,
-    )
-    return GroupedProblem(
-        form,
-        groups,
-        M,
-        N,
-        K,
-        a,
-        b,
-        out,
-        dtype,
-        out_dtype,
-        torch.device("cuda"),
-        (16, 16, 16),
-        zero_tail,
-        epilogue=epilogue,
-        rows_of_a=1000 if "gather" in has else M,
+    given = KernelVariant(
+        kernel="hopper.grouped",
+        arch=90,
+        form=form,
+        groups=groups,
+        shape=(M, N // glu_split(activation), K),
+        layout=layout or ("tn" if form == "ragged_k" else "nt"),
+        activation=activation,
+        **{name: "rows" for name in ("bias", "residual", "aux") if name in has},
         gathers="gather" in has,
         scatters="scatter" in has,
-        weighted="weights" in has,
+        **fields,
     )
+    whole = replace(grouped_problem(given), zero_tail=zero_tail, weighted="weights" in has)
+    return replace(whole, rows_of_a=1000) if "gather" in has else whole
 
 
 def masked(capacity: int, groups: int = 8, **given: Any) -> GroupedProblem:
     """Returns the product of groups that have room for `capacity` rows each."""
-    return replace(problem(groups=groups, M=groups * capacity, **given), capacity=capacity)
+    return problem("masked", groups, groups * capacity, **given)
 
 
 def ragged_n(*tensors: str) -> GroupedProblem:
@@ -113,7 +91,7 @@ def with_view(
         problem(),
         problem(layout="nn"),
         problem("ragged_k"),
-        problem(dtype=F16, out_dtype=F32),
+        problem(dtype="float16", out_dtype="float32"),
         problem(groups=512),
         problem(groups=511, zero_tail=True),
         problem("ragged_k", groups=512, zero_tail=True),
@@ -125,13 +103,13 @@ def with_view(
         problem(activation="swiglu", has="gather scatter weights residual aux bias"),
         problem(has="gather", zero_tail=True),
         replace(problem(has="gather"), rows_of_a=1, a=(3, 1)),
-        problem(N=24, activation="geglu", out_dtype=F32),
+        problem(N=24, activation="geglu", out_dtype="float32"),
         with_view(problem(has="residual"), "residual", (0, 0), 2),
         ragged_n(),
         ragged_n("residual", "aux"),
         masked(1),
         masked(64, groups=512, activation="swiglu", has="bias residual aux"),
-        masked(300, layout="nn", out_dtype=F32),
+        masked(300, layout="nn", out_dtype="float32"),
     ],
 )
 def test_supported(given: GroupedProblem) -> None:
@@ -141,7 +119,10 @@ def test_supported(given: GroupedProblem) -> None:
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        (problem(dtype=F32, out_dtype=F32), "it supports bfloat16 and float16, but was given"),
+        (
+            problem(dtype="float32", out_dtype="float32"),
+            "it supports bfloat16 and float16, but was given",
+        ),
         (replace(problem(has="gather"), rows_of_a=0), "1 or more rows.*was given 0 rows"),
         (
             replace(problem(has="gather"), rows_of_a=2**24, a=(2**10, 1)),
@@ -163,7 +144,7 @@ def test_supported(given: GroupedProblem) -> None:
         ),
         (problem(N=1544, activation="swiglu"), "rows of the result .* was given 772 columns"),
         (
-            problem(N=1544, activation="swiglu", out_dtype=F32, layout="nn"),
+            problem(N=1544, activation="swiglu", out_dtype="float32", layout="nn"),
             "halves of mat_b .* was given 1544 contiguous columns",
         ),
         (problem(groups=513), "it supports 512 groups, but was given 513"),

@@ -11,6 +11,7 @@ from support.gemm_problems import BF16, FP32, OWN_CONFIG, product
 
 from outblas.base import configs, machines
 from outblas.core.artifact import example
+from outblas.core.epilogue import Epilogue
 from outblas.core.problem import Problem
 from outblas.core.products import parse_line
 from outblas.hopper import gemm
@@ -29,11 +30,18 @@ RATES = st.builds(
 
 @st.composite
 def problems(draw: Any) -> Problem:
-    """Products of any size, both output dtypes, both orders of C and of batches."""
+    """Products of any size, both output dtypes, both orders of C and of batches, gated pairs, and
+    promoted sums of fp8.
+    """
     extent = st.one_of(st.integers(1, 300), st.integers(1, 20_000))
     M, N, K = draw(extent), draw(extent), draw(extent)
     dtype = draw(st.sampled_from([BF16, FP32]))
     problem = product(M, N, K, dtype, batch_invariant=draw(st.booleans()))
+    match draw(st.sampled_from(["", "gated", "promoted"])):
+        case "gated":
+            return replace(product(M, 8 * N, K, dtype), epilogue=Epilogue("silu", gated=True))
+        case "promoted":
+            return replace(problem, formats="e4m3 e4m3 promoted")
     if draw(st.booleans()):
         problem = replace(problem, out=(1, M))
     if draw(st.booleans()):
