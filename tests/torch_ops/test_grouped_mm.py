@@ -58,11 +58,30 @@ def _seed() -> None:
     dispatch.clear_cache()
 
 
-def check(call: GroupedCall, kernel: str | None, *, aux: bool = False) -> None:
-    """Compares a call, exactly where its activation allows it."""
+def relaid(t: Tensor, order: tuple[int, ...]) -> Tensor:
+    """The same values, whose dimensions lie in another order, or with gaps."""
+    if t.dim() == 1:
+        return t.repeat_interleave(2)[::2]
+    order = order[-t.dim() :] if t.dim() == 3 else (1, 0)
+    return t.permute(order).contiguous().permute([order.index(i) for i in range(t.dim())])
+
+
+def check(
+    call: GroupedCall,
+    kernel: str | None,
+    *,
+    aux: bool = False,
+    order: tuple[int, int, int] | None = None,
+) -> None:
+    """Compares a call, exactly where its activation allows it. `aux`: x is written too. `order`:
+    that of the strides of all tensors.
+    """
     dtype = call.options.get("out_dtype") or call.tensors["mat_a"].dtype
-    x, want = call.x(), call.expected()
     written = empty_aux(call, dtype) if aux else None
+    if order is not None:
+        call = call.replaced(**{name: relaid(t, order) for name, t in call.tensors.items()})
+        written = None if written is None else relaid(written, order)
+    x, want = call.x(), call.expected()
 
     result = call.run(aux=written, kernel=kernel)
 
@@ -80,14 +99,6 @@ def check(call: GroupedCall, kernel: str | None, *, aux: bool = False) -> None:
 
 
 # ---- values
-def relaid(t: Tensor, order: tuple[int, ...]) -> Tensor:
-    """The same values, whose dimensions lie in another order, or with gaps."""
-    if t.dim() == 1:
-        return t.repeat_interleave(2)[::2]
-    order = order[-t.dim() :] if t.dim() == 3 else (1, 0)
-    return t.permute(order).contiguous().permute([order.index(i) for i in range(t.dim())])
-
-
 def extras(form: Form) -> tuple[str, ...]:
     return ("residual",) if form == "ragged_n" else BOTH
 
@@ -123,17 +134,15 @@ def test_every_form_by_torch() -> None:
             names = extras(form)[:-1]
             check(draw(form, *names, extent=extent, M=extent, N=N, K=K), None)
         for order in ((1, 0, 2), (0, 2, 1), (2, 1, 0)):
-            call = draw(form, *(ALL if form == "ragged_m" else extras(form)), activation="relu")
-            tensors = {name: relaid(t, order) for name, t in call.tensors.items()}
-            check(call.replaced(**tensors), None, aux=True)
+            names = ALL if form == "ragged_m" else extras(form)
+            check(draw(form, *names, activation="relu"), None, aux=True, order=order)
     for names in subsets(("residual", *ROWS)):
         for activation in ("", "silu", "reglu"):
             call = draw("ragged_m", *names, activation=activation)
             check(call, None, aux="scatter_index" in names)
 
 
-# A form, its tensors beside the operands, an activation, and how it is drawn. `order`: that of the
-# strides; `aux`: whether x is written.
+# A form, its tensors beside the operands, an activation, and how it is drawn and checked.
 PORTABLE: list[tuple[Form, tuple[str, ...], str, dict[str, Any]]] = [
     ("ragged_m", (), "", {"dtype": BF16, "ends": GROUPS[0]}),
     ("ragged_m", ("bias",), "gelu", {"dtype": F16, "ends": GROUPS[1], "aux": True}),
@@ -154,7 +163,7 @@ PORTABLE: list[tuple[Form, tuple[str, ...], str, dict[str, Any]]] = [
     ("ragged_k", BOTH, "reglu", {"dtype": F16, "ends": GROUPS[3], "aux": True, "M": 16, "N": 6}),
     ("ragged_k", ("bias",), "geglu", {"dtype": F32, "ends": GROUPS[8], "order": (0, 2, 1)}),
     ("ragged_k", ("residual",), "relu", {"out_dtype": F32, "ends": GROUPS[4], "order": (1, 0, 2)}),
-    ("masked", (), "", {"dtype": BF16, "order": (1, 0, 2)}),
+    ("masked", (), "", {"dtype": BF16, "order": (1, 0, 2), "aux": True}),
     ("masked", BOTH, "relu", {"dtype": F16, "out_dtype": F32, "ends": GROUPS[6], "aux": True}),
     ("masked", ("bias",), "swiglu", {"dtype": F32, "ends": GROUPS[3], "order": (2, 1, 0)}),
     ("masked", ("residual",), "gelu", {"dtype": BF16, "ends": GROUPS[2], "aux": True, "N": 1}),
@@ -171,12 +180,15 @@ def test_every_form_by_the_portable_kernel(
     how = {"N": 20, "K": 9, **how}
     aux, order = how.pop("aux", False), how.pop("order", None)
     call = draw(form, *names, activation=activation, **how)
-    if order is not None:
-        call = call.replaced(**{name: relaid(t, order) for name, t in call.tensors.items()})
-    elif form != "batch" and "a_index" not in names and call.tensors["mat_a"].numel():
+    if (
+        order is None
+        and form != "batch"
+        and "a_index" not in names
+        and call.tensors["mat_a"].numel()
+    ):
         call = call.poisoned()
 
-    check(call, "portable", aux=aux)
+    check(call, "portable", aux=aux, order=order)
 
 
 @kernels
