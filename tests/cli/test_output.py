@@ -26,22 +26,15 @@ ROWS = [
     ("4096x4096x4096", "hopper.cluster_multicast", "183.41", "1.012 (1.009–1.015)"),
     ("512x512x512", "hopper.gemm", "2.89", "1.095 (1.091–1.099)"),
 ]
-MANY = [
-    (f"{n}x{n}x{n}", "hopper.gemm", f"{n}.25", f"1.0{n % 10} (0.998–1.012)") for n in range(40, 60)
-]
 
 
 # ---- tables
 def printed(
-    width: int,
-    columns: tuple[str, ...] = COLUMNS,
-    rows: Iterable[Iterable[object]] = ROWS,
-    *,
-    keys: int = 1,
+    width: int, columns: tuple[str, ...] = COLUMNS, rows: Iterable[Iterable[object]] = ROWS
 ) -> str:
     """A table as a terminal of a width shows it."""
     out = io.StringIO()
-    Console(file=out, width=width).print(make_table("Times", columns, rows, width, keys=keys))
+    Console(file=out, width=width).print(make_table("Times", columns, rows, width))
     return out.getvalue()
 
 
@@ -50,42 +43,22 @@ def lines_of(text: str) -> list[list[str]]:
     return [[part.strip() for part in line.split("│")] for line in text.splitlines()]
 
 
-@pytest.mark.parametrize("width", [30, 40, 44, 60, 80, 140])
-@pytest.mark.parametrize("rows", [ROWS, MANY], ids=["few rows", "many rows"])
-def test_no_number_is_split_and_no_line_is_too_long(
-    width: int, rows: list[tuple[str, ...]]
-) -> None:
-    text = printed(width, rows=rows)
+@pytest.mark.parametrize("width", [44, 60, 80, 140])
+def test_no_number_is_split_and_no_line_is_too_long(width: int) -> None:
+    text = printed(width)
 
-    words = " ".join(cell for row in rows for cell in row).split()
-    assert [word for word in words if word not in text and len(word) < width - 20] == []
+    words = " ".join(cell for row in ROWS for cell in row).split()
+    assert [word for word in words if word not in text] == []
     assert max(map(len, text.splitlines())) <= width
 
 
-@pytest.mark.parametrize(
-    ("width", "rows", "line"),
-    [
-        (140, ROWS, ["", *ROWS[0], ""]),  # side by side
-        (50, ROWS, ["", "µs", "183.41", ""]),  # few rows: stacked
-        (44, MANY, ["", "45x45x45", "hopper.gemm", "45.25", ""]),  # many rows: split
-        (44, MANY, ["", "45x45x45", "hopper.gemm", "1.05", ""]),
-        (44, MANY, ["", "", "", "(0.998–1.012)", ""]),
-    ],
-)
-def test_columns_stand_where_they_fit(
-    width: int, rows: list[tuple[str, ...]], line: list[str]
-) -> None:
-    assert line in lines_of(printed(width, rows=rows, keys=2))
+def test_columns_that_do_not_fit_are_stacked_without_empty_cells() -> None:
+    rows = [*ROWS, ("512x512x512", "", "3.00", "")]
 
-
-def test_a_table_of_too_many_parts_is_stacked() -> None:
-    columns = tuple(f"column{i}" for i in range(12))
-    rows = [tuple(f"{row}:{i}" if i else "" for i in range(12)) for row in range(5)]
-
-    lines = lines_of(printed(30, columns, rows))
-
-    assert ["", "column7", "3:7", ""] in lines
-    assert not any("column0" in line for line in lines)  # what is empty is left out
+    assert ["", *ROWS[0], ""] in lines_of(printed(140, rows=rows))
+    stacked = lines_of(printed(50, rows=rows))
+    assert ["", "µs", "183.41", ""] in stacked
+    assert sum("kernel" in line for line in stacked) == 2
 
 
 def test_lines_of_cells_stay_beside_each_other_where_one_wraps() -> None:

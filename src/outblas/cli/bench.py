@@ -355,13 +355,11 @@ def _view(title: str, rows: list[tuple[str, ...]], base: str) -> RenderableType:
             title += f", {values.pop()}"
         elif values != {NONE}:
             columns.append(i)
-    keys = sum(i <= COLUMNS.index("provider") for i in columns)
     cells = ([row[i] for i in columns] for row in rows)
     return make_table(
         f"{title}; × {base}: its time / the provider's time",
         [headings[i] for i in columns],
         cells,
-        keys=keys,
     )
 
 

@@ -90,21 +90,16 @@ def say(text: object, *, err: bool = False) -> None:
     typer.echo(printable(str(text), keep="\n"), err=err)
 
 
-def table(
-    title: str, columns: Iterable[str], rows: Iterable[Iterable[object]], *, keys: int = 1
-) -> None:
-    """Prints a table; cells are shown as they are, not as markup.
-
-    keys: how many columns, from the left, say what a row is about.
-    """
-    console.print(make_table(title, columns, rows, keys=keys))
+def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
+    """Prints a table; cells are shown as they are, not as markup."""
+    console.print(make_table(title, columns, rows))
 
 
 def make_table(
-    title: str, columns: Iterable[str], rows: Iterable[Iterable[object]], *, keys: int = 1
+    title: str, columns: Iterable[str], rows: Iterable[Iterable[object]]
 ) -> RenderableType:
     """A table as wide as the terminal allows."""
-    return tables.make_table(title, columns, rows, console.width, keys=keys)
+    return tables.make_table(title, columns, rows, console.width)
 
 
 def number_of(count: int, noun: str) -> str:

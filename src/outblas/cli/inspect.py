@@ -160,12 +160,12 @@ def _show(inspections: Sequence[Inspection]) -> None:
         "limited by": lambda i: i.limiter,
     }
     rows = [(i.kernel, i.arch, *(cell(i) for cell in resources.values())) for i in inspections]
-    table("Resources", ("kernel", "arch", *resources), rows, keys=2)
+    table("Resources", ("kernel", "arch", *resources), rows)
     rows = [
         (i.kernel, i.arch, *(_group(i.instructions, _GROUPS[name]) for name in _GROUPS), _ffma(i))
         for i in inspections
     ]
-    table("Instructions", ("kernel", "arch", *_GROUPS, "FFMA in hot loop"), rows, keys=2)
+    table("Instructions", ("kernel", "arch", *_GROUPS, "FFMA in hot loop"), rows)
     bounds = [
         (
             i.kernel,
@@ -178,7 +178,7 @@ def _show(inspections: Sequence[Inspection]) -> None:
         for machine, bound in i.bound.items()
     ]
     title = "Roofline: TFLOP/s (FLOP per byte)"
-    table(title, ("kernel", "machine", "bound", "by", *_LEVELS), bounds, keys=2)
+    table(title, ("kernel", "machine", "bound", "by", *_LEVELS), bounds)
     for i in inspections:
         name = f"{i.kernel} {i.arch}"
         note(f"{name}: {_config(i)}")
