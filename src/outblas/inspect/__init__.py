@@ -2,8 +2,7 @@
 roofline, gates.
 """
 
-from outblas.inspect.gates import GateError
-from outblas.inspect.inspection import Inspection, inspect, read
+from outblas.inspect.inspection import GateError, Inspection, inspect, read
 from outblas.inspect.machine_code import MachineCode, read_cubin, tool
 from outblas.inspect.occupancy import Occupancy, occupancy
 

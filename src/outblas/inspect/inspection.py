@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from outblas.base import machines, registry
 from outblas.base.configs import from_text
 from outblas.inspect import machine_code, roofline, sass
-from outblas.inspect.gates import GateError, failures
 from outblas.inspect.occupancy import occupancy
 
 if TYPE_CHECKING:
@@ -20,6 +19,25 @@ if TYPE_CHECKING:
 ARCHS = (75, 80, 90)
 # The fields that are not part of the record.
 _UNRECORDED = ("name", "dtype", "out_dtype", "layout", "unit", "limiter", "sass", "ptx_text")
+
+
+class GateError(AssertionError):
+    """An error for machine code that is not what it should be.
+
+    The attribute `failed` has a line for each figure that is wrong.
+
+    Example:
+        >>> from outblas.inspect import GateError, inspect
+        >>> try:
+        ...     inspect("simt.naive", arch=80).require(has=["HMMA"])
+        ... except GateError as error:
+        ...     print(error.failed)
+        ('HMMA: 0, expected at least 1',)
+    """
+
+    def __init__(self, subject: str, failed: Sequence[str]):
+        super().__init__(f"{subject}:" + "".join(f"\n  {line}" for line in failed))
+        self.failed = tuple(failed)
 
 
 @dataclass(frozen=True)
@@ -153,17 +171,25 @@ class Inspection:
         Raises:
             GateError: A gate fails; the message lists all that do. It is an AssertionError.
         """
-        spilled = self.spill_stores + self.spill_loads
-        bounds = ("spilled bytes", spilled, spills), ("registers", self.registers, max_registers)
-        limits = (*bounds, ("stack bytes", self.stack, stack))
-        failed = failures(
-            most={name: (found, limit) for name, found, limit in limits if limit is not None},
-            least={"CTAs per SM": (self.ctas_per_sm, min_ctas)},
-            has=has,
-            lacks=lacks,
-            warnings=self.warnings if no_warnings else (),
-            count=self.count,
-        )
+        figures = {
+            "spilled bytes": (self.spill_stores + self.spill_loads, spills),
+            "registers": (self.registers, max_registers),
+            "stack bytes": (self.stack, stack),
+        }
+        failed = [
+            f"{name}: {value}, expected at most {most}"
+            for name, (value, most) in figures.items()
+            if most is not None and value > most
+        ]
+        if self.ctas_per_sm < min_ctas:
+            failed.append(f"CTAs per SM: {self.ctas_per_sm}, expected at least {min_ctas}")
+        for op in has:
+            count, exact = self.count(op), has[op] if isinstance(has, Mapping) else None
+            if count != exact if exact is not None else not count:
+                failed.append(f"{op}: {count}, expected {'at least 1' if exact is None else exact}")
+        failed += [f"{op}: {self.count(op)}, expected 0" for op in lacks if self.count(op)]
+        if no_warnings:
+            failed += [f"the assembler warned: {warning}" for warning in self.warnings]
         if failed:
             raise GateError(f"{self.name} for {self.arch} ({self.config})", failed)
         return self
