@@ -22,7 +22,7 @@ Tensor = torch.Tensor
 COLUMNS = 1024  # of a program that moves rows: 16 bytes of 16-bit elements for each of 128 threads
 
 
-class Tile(NamedTuple):
+class SlotTile(NamedTuple):
     """The blocks of kernels that sum."""
 
     slots: int  # that a program counts or ranks
@@ -31,8 +31,8 @@ class Tile(NamedTuple):
     columns: int  # of `activation_kernel`, at a time
 
 
-_COMPILED = Tile(128, 16, 4, 256)  # in `activation_kernel` a warp has a row, a thread 16 bytes
-_INTERPRETED_TILE = Tile(16, 8, 2, 16)  # the interpreter sums one element after the other
+_COMPILED = SlotTile(128, 16, 4, 256)  # in `activation_kernel` a warp has a row, a thread 16 bytes
+_INTERPRETED_TILE = SlotTile(16, 8, 2, 16)  # the interpreter sums one element after the other
 
 
 @triton.jit
@@ -274,5 +274,5 @@ def activation_backward(
     return grad_x, weighted, grad_weights
 
 
-def _tile(device: torch.device) -> Tile:
+def _tile(device: torch.device) -> SlotTile:
     return _INTERPRETED_TILE if device.type == "cpu" else _COMPILED

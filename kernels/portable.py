@@ -38,7 +38,7 @@ from outblas.device.grid import (
     tiles,
 )
 from outblas.device.launch import Specialization
-from outblas.device.records import EpilogueTensors, OutputCoord, TensorRef, TileTraits
+from outblas.device.records import EpilogueRefs, OutputCoord, TensorRef, TileTraits
 from outblas.device.triton_variant import TritonVariant
 from outblas.device.work_tile import current_tile, matrix_ptr
 from outblas.kernels.portable_config import (
@@ -417,7 +417,7 @@ def _interpreter(programs: int) -> Callable[..., None]:
     def run(*arguments: Any) -> None:
         *others, extra = arguments
         if extra is not None:  # the interpreter needs the names that a launch omits
-            extra = EpilogueTensors(*(TensorRef(*tensor) for tensor in extra))
+            extra = EpilogueRefs(*(TensorRef(*tensor) for tensor in extra))
         with language.lock, np.errstate(all="ignore"):
             _interpreted[(programs,)](*others, extra)
 

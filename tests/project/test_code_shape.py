@@ -17,10 +17,7 @@ LONG: set[str] = set()
 WIDE: set[str] = set()
 
 # Names of classes that stand for two things still.
-SHARED = {
-    *("BlockScales", "Call", "Epilogue", "EpilogueTensors"),
-    *("Product", "Refused", "Tile", "WorkTile"),
-}
+SHARED = {"Epilogue"}
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from outblas.base.compat import triton_private
 from outblas.core.problem import Problem
 from outblas.device import gluon, launch
 from outblas.device.grid import chunks_of
-from outblas.device.records import EpilogueTensors, TensorRef
+from outblas.device.records import EpilogueRefs, TensorRef
 from outblas.device.rung import Rung
 
 
@@ -278,6 +278,6 @@ def launch_of(rung: Rung[Any], problem: Problem, config: Any, arch: int) -> Any:
     return launch.bind(problem, chunks_of(problem, config), run, constants)
 
 
-def _epilogue_tensors(given: tuple[tuple[Any, ...], ...]) -> EpilogueTensors:
+def _epilogue_tensors(given: tuple[tuple[Any, ...], ...]) -> EpilogueRefs:
     """The tensors of an epilogue as a body takes them."""
-    return EpilogueTensors(*(TensorRef(Pointer.to_tensor(t), *strides) for t, *strides in given))
+    return EpilogueRefs(*(TensorRef(Pointer.to_tensor(t), *strides) for t, *strides in given))

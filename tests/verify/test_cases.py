@@ -9,7 +9,7 @@ import torch
 
 from outblas.base.shapes import LAYOUTS
 from outblas.verify import cases
-from outblas.verify.call import Call, prepare
+from outblas.verify.call import GuardedCall, prepare
 from outblas.verify.cases import Case
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -24,7 +24,7 @@ class TestACall:
     """Strides, offsets and expansion are those that the case names."""
 
     @pytest.fixture
-    def call(self) -> Call:
+    def call(self) -> GuardedCall:
         """A by columns in a batch, B repeated in another, C by columns, all with gaps."""
         case = Case(
             6,
@@ -41,17 +41,17 @@ class TestACall:
         )
         return prepare(case, "cpu", normal, normal, normal)
 
-    def test_has_the_case_s_strides(self, call: Call) -> None:
+    def test_has_the_case_s_strides(self, call: GuardedCall) -> None:
         assert call.a.view.stride() == (56, 56, 1, 8)
         assert call.b.view.stride() == (7, 0, 1)
         assert call.out.view.stride() == (120, 40, 1, 8)
 
-    def test_has_the_case_s_offset(self, call: Call) -> None:
+    def test_has_the_case_s_offset(self, call: GuardedCall) -> None:
         tensors = (call.a, call.b, call.out)
 
         assert {tensor.view.data_ptr() % 16 for tensor in tensors} == {2 * 3}
 
-    def test_has_an_unwritten_output_for_both_batches(self, call: Call) -> None:
+    def test_has_an_unwritten_output_for_both_batches(self, call: GuardedCall) -> None:
         assert call.out.view.shape == (2, 3, 6, 5)
         assert call.out.view.isnan().all()
 

@@ -39,7 +39,7 @@ from outblas.base.facts import Facts
 from outblas.base.facts import digest as digest
 from outblas.base.facts import text as facts_text
 from outblas.base.filesystems import network_filesystem as network_filesystem
-from outblas.base.ownership import Refused, shown
+from outblas.base.ownership import Untrusted, shown
 
 T = TypeVar("T")
 
@@ -110,7 +110,7 @@ def _usable(path: Path) -> Path:
     """
     try:
         return ownership.own_folder(path)
-    except Refused as refusal:
+    except Untrusted as refusal:
         # A folder that is closed now keeps what others put there, so it is not to be used again.
         raise OSError(f"{refusal}: set OUTBLAS_CACHE_DIR to a folder of your own") from None
     except (OSError, ValueError) as error:
@@ -196,7 +196,7 @@ def object_problem(path: Path) -> str | None:
     """
     try:
         _verified(path)
-    except (Damaged, Refused, OSError) as error:
+    except (Damaged, Untrusted, OSError) as error:
         return str(error)
     return None
 
@@ -223,7 +223,7 @@ def _from_pack(facts: Facts, load: Callable[[Path], T]) -> T | None:
 
 def packed_object(facts: Facts) -> bytes:
     """Returns the code of an object that `warm` has made sure of, to be packed. Raises OSError,
-    Damaged or Refused where it is not there any more.
+    Damaged or Untrusted where it is not there any more.
     """
     return _verified(_path(facts), facts)
 
@@ -249,7 +249,7 @@ def _checked(path: Path, facts: Facts) -> bytes | None:
     """
     try:
         return _verified(path, facts)
-    except Refused as refusal:
+    except Untrusted as refusal:
         _warn_of_refusal(str(refusal))
     except (Damaged, OSError):  # a faulty disk, or another process evicts the object
         pass
@@ -260,7 +260,7 @@ def _verified(path: Path, facts: Facts | None = None) -> bytes:
     """Returns the code at `path` after checking it against its record, and the record against
     `facts` if given.
 
-    Raises Refused for files that somebody else may have written, Damaged for files that a faulty
+    Raises Untrusted for files that somebody else may have written, Damaged for files that a faulty
     disk may have left, and OSError for missing ones.
     """
     line, _, code = ownership.read(path).partition(b"\n")
@@ -271,7 +271,7 @@ def _verified(path: Path, facts: Facts | None = None) -> bytes:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise Damaged(f"{shown(path)} does not begin with the record of an object") from None
     if named != path.stem or (facts is not None and record != json.loads(facts_text(facts))):
-        raise Refused(f"{shown(path)} has the record of another kernel")
+        raise Untrusted(f"{shown(path)} has the record of another kernel")
     if checksum != hashlib.sha256(code).hexdigest():
         raise Damaged(f"{shown(path)} is not what its checksum says")
     return code

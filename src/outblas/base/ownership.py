@@ -26,7 +26,7 @@ _FOLLOW_FLAGS = (
 _OPEN_FLAGS = _FOLLOW_FLAGS | getattr(os, "O_NOFOLLOW", 0)
 
 
-class Refused(Exception):
+class Untrusted(Exception):
     """A file that somebody else may have written, or a folder in which others can write."""
 
 
@@ -34,8 +34,8 @@ def own_folder(path: Path) -> Path:
     """Returns the real path of a folder in which no other user can write, and creates it with mode
     0700 where it is missing.
 
-    Raises Refused where others can write in it, or can replace it or a folder on its path; OSError
-    where it can neither be found nor created.
+    Raises Untrusted where others can write in it, or can replace it or a folder on its path;
+    OSError where it can neither be found nor created.
     """
     real = Path(os.path.realpath(path))
     for part in (*reversed(real.parents), real):
@@ -43,7 +43,7 @@ def own_folder(path: Path) -> Path:
             part.mkdir(mode=0o700, exist_ok=True)
         reason = _folder_problem(os.lstat(part), last=part == real)
         if reason is not None:
-            raise Refused(f"{shown(part)} {reason}")
+            raise Untrusted(f"{shown(part)} {reason}")
     return real
 
 
@@ -76,33 +76,33 @@ def open_own(path: Path, *, roots: bool = False) -> int:
     """Returns a descriptor of a regular file that only this user can have written, or with `roots`
     only this user or root, such as a file that is part of an image.
 
-    Raises Refused, with the reason, for any other file; FileNotFoundError and other kinds of
+    Raises Untrusted, with the reason, for any other file; FileNotFoundError and other kinds of
     OSError as `open` does.
     """
     _check(path, os.lstat(path), roots)  # before opening, because opening a device can do things
     descriptor = os.open(path, _OPEN_FLAGS)
     try:
         _check(path, os.fstat(descriptor), roots)  # the path may name another file by now
-    except Refused:
+    except Untrusted:
         os.close(descriptor)
         raise
     return descriptor
 
 
 def _check(path: Path, status: os.stat_result, roots: bool) -> None:
-    """Raises Refused unless the status describes such a file."""
+    """Raises Untrusted unless the status describes such a file."""
     if not stat.S_ISREG(status.st_mode):
-        raise Refused(f"{shown(path)} is {kind_of(status.st_mode)}, expected a regular file")
+        raise Untrusted(f"{shown(path)} is {kind_of(status.st_mode)}, expected a regular file")
     if not hasattr(os, "geteuid"):
         return
     if status.st_uid not in (os.geteuid(), *([ROOT] if roots else [])):
-        raise Refused(f"{shown(path)} belongs to another user ({_user(status.st_uid)})")
+        raise Untrusted(f"{shown(path)} belongs to another user ({_user(status.st_uid)})")
     if status.st_mode & _OTHERS_WRITE:
-        raise Refused(
+        raise Untrusted(
             f"{shown(path)} can be written by others (mode {stat.S_IMODE(status.st_mode):o})"
         )
     if status.st_nlink > 1 and not roots:
-        raise Refused(f"{shown(path)} has {status.st_nlink} names (hard links), expected one")
+        raise Untrusted(f"{shown(path)} has {status.st_nlink} names (hard links), expected one")
 
 
 def read_regular(path: Path, limit: int, *, cut: bool = False) -> bytes:

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 from outblas.base import forks, ownership
 from outblas.base.facts import Facts, digest
 from outblas.base.filesystems import replacing
-from outblas.base.ownership import Refused, shown
+from outblas.base.ownership import Untrusted, shown
 
 MAGIC = b"outblas pack\n\0\0\2"
 _DIGEST, _SIZE = 32, 8
@@ -178,7 +178,7 @@ def read(path: Path) -> Pack:
     """
     try:
         descriptor = ownership.open_own(Path(os.path.realpath(path)), roots=True)
-    except Refused as refusal:
+    except Untrusted as refusal:
         raise PackError(f"{refusal}: a pack has native code") from None
     try:
         size = os.fstat(descriptor).st_size

@@ -82,7 +82,7 @@ class Task(Protocol):
 
 
 @dataclass(frozen=True)
-class Product:
+class GemmTask:
     """One product to time. `product` is "", or "dA" or "dB" for a gradient."""
 
     shape: Shape
@@ -372,13 +372,13 @@ class Campaign:
         return found
 
 
-def tasks(shapes: Sequence[Shape], layouts: Sequence[str], of_backward: bool) -> list[Product]:
+def tasks(shapes: Sequence[Shape], layouts: Sequence[str], of_backward: bool) -> list[GemmTask]:
     """Returns the products of a campaign, or those of their backward passes, without duplicates."""
-    forward = [Product(shape, layout) for layout in layouts for shape in shapes]
+    forward = [GemmTask(shape, layout) for layout in layouts for shape in shapes]
     if not of_backward:
         return forward
     pairs = [backward(task.shape, task.layout) for task in forward]
-    return [Product(shape, layout, name) for pair in pairs for name, shape, layout in pair]
+    return [GemmTask(shape, layout, name) for pair in pairs for name, shape, layout in pair]
 
 
 def _counter(text: str, total: int) -> Callable[[], None]:

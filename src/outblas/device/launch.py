@@ -18,7 +18,7 @@ from outblas.core.epilogue import EPILOGUE_ARGS, NONE, View
 from outblas.core.problem import Launch, Problem, dtype_name
 from outblas.device.grid import INT32_MAX, Chunk, kept_dims
 from outblas.device.records import (
-    EpilogueTensors,
+    EpilogueRefs,
     EpilogueTraits,
     ProblemSize,
     ProblemStrides,
@@ -261,7 +261,7 @@ def specialize(
 def _epilogue_types(
     problem: Problem, position: int, found: _Arguments, aligned: Callable[[View, int], int]
 ) -> Any:
-    """Returns the types of EpilogueTensors, which is the argument at `position`."""
+    """Returns the types of EpilogueRefs, which is the argument at `position`."""
     if problem.epilogue == NONE:
         return found.constant((position,), None)
     types: list[TensorRef] = []
@@ -273,7 +273,7 @@ def _epilogue_types(
             alignment = aligned(problem.epilogue.views[name], 4 + i)
             pointer = found.pointer((*path, 0), name, problem.out_dtype, alignment)
             types.append(TensorRef(pointer, *found.strides((*path, 1), name, strides)))
-    return EpilogueTensors(*types)
+    return EpilogueRefs(*types)
 
 
 Run = Callable[..., None]

@@ -55,7 +55,7 @@ class TensorRef(NamedTuple):
     col: Any
 
 
-class EpilogueTensors(NamedTuple):
+class EpilogueRefs(NamedTuple):
     """The tensors that an epilogue reads and writes besides C and the output, as TensorRefs."""
 
     bias: Any
@@ -63,7 +63,7 @@ class EpilogueTensors(NamedTuple):
     aux: Any
 
 
-class WorkTile(NamedTuple):
+class TileOrigin(NamedTuple):
     """The part of the output that a CTA computes: its first row and column, and two indices that
     select the product in the batch.
     """

@@ -7,12 +7,12 @@ interpreter.
 import triton
 import triton.language as tl
 
-from outblas.device.records import WorkTile
+from outblas.device.records import TileOrigin
 
 
 @triton.jit
 def current_tile(size, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
-    """Returns the WorkTile of this CTA. CTAs process GROUP_M rows of tiles together, column by
+    """Returns the TileOrigin of this CTA. CTAs process GROUP_M rows of tiles together, column by
     column, so that CTAs that run at the same time share rows of A and columns of B in L2.
     """
     tiles_m = (size.M + BLOCK_M - 1) // BLOCK_M
@@ -22,7 +22,7 @@ def current_tile(size, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl
     in_group = tile % (GROUP_M * tiles_n)
     top = tile // (GROUP_M * tiles_n) * GROUP_M
     rows = tl.minimum(tiles_m - top, GROUP_M)
-    return WorkTile(
+    return TileOrigin(
         (top + in_group % rows) * BLOCK_M,
         in_group // rows * BLOCK_N,
         (product // size.inner).to(tl.int64),

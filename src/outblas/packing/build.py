@@ -16,7 +16,7 @@ import torch
 from outblas.base import cache, configs, machines, pack, registry
 from outblas.base.facts import Facts
 from outblas.base.machines import Machine
-from outblas.base.ownership import Refused
+from outblas.base.ownership import Untrusted
 from outblas.core.problem import Problem
 from outblas.core.products import Products
 from outblas.device.triton_variant import TritonVariant
@@ -285,7 +285,7 @@ def _is_kept(facts: Facts) -> bool:
     """Returns whether the code of a kernel is on disk, sound and to be trusted."""
     try:
         cache.packed_object(facts)
-    except (OSError, cache.Damaged, Refused):
+    except (OSError, cache.Damaged, Untrusted):
         return False
     return True
 

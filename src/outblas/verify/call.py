@@ -19,7 +19,7 @@ CHUNK = 1 << 23  # elements of a float64 temporary
 
 
 @dataclass(frozen=True)
-class Call:
+class GuardedCall:
     """The buffers of one call. `c` is None without an addend, and is `out` itself when the call
     adds in place.
     """
@@ -114,7 +114,7 @@ class Call:
 
 def prepare(
     case: Case, device: torch.device | str, fill_a: Fill, fill_b: Fill, fill_c: Fill
-) -> Call:
+) -> GuardedCall:
     """Allocates the buffers of a case. Fills a, b and c from its seed (c with NaN if beta is 0),
     and poisons out.
     """
@@ -141,7 +141,7 @@ def prepare(
     fill_b(b.cells, generator)
     if c is not None and case.beta:
         fill_c(c.cells, generator)
-    call = Call(case, a, b, c, out)
+    call = GuardedCall(case, a, b, c, out)
     for guarded in (a, b, out, *([c] if c else [])):
         guarded.arm()
     return call

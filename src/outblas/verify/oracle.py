@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from outblas.verify.call import Call, Fill, Run, prepare
+from outblas.verify.call import Fill, GuardedCall, Run, prepare
 from outblas.verify.cases import Case
 from outblas.verify.report import describe, where
 
@@ -101,7 +101,7 @@ def bounded(run: Run, case: Case, device: torch.device | str = "cpu") -> Result:
     torch in the same dtypes on the same device; it is not checked for fewer than 256 different
     elements.
     """
-    return against("bounded", run, case, device, Call.torch_product, "torch's", 2.0)
+    return against("bounded", run, case, device, GuardedCall.torch_product, "torch's", 2.0)
 
 
 def chained(run: Run, case: Case, device: torch.device | str = "cpu") -> Result:
@@ -111,7 +111,7 @@ def chained(run: Run, case: Case, device: torch.device | str = "cpu") -> Result:
     torch is not a suitable reference where cuBLAS splits K, because several short chains have a
     smaller error.
     """
-    return against("chained", run, case, device, Call.chained_product, "the chain's", 1.01)
+    return against("chained", run, case, device, GuardedCall.chained_product, "the chain's", 1.01)
 
 
 def against(
@@ -119,7 +119,7 @@ def against(
     run: Run,
     case: Case,
     device: torch.device | str,
-    reference: Callable[[Call], torch.Tensor],
+    reference: Callable[[GuardedCall], torch.Tensor],
     whose: str,
     times: float,
 ) -> Result:
@@ -276,7 +276,7 @@ def ulp(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return power.clamp_(min=info.smallest_normal).mul_(info.eps)
 
 
-def _allowance(call: Call, want: torch.Tensor, rows: slice) -> torch.Tensor:
+def _allowance(call: GuardedCall, want: torch.Tensor, rows: slice) -> torch.Tensor:
     case = call.case
     unit = 2 * _UNIT * (case.K + 2 * bool(case.addend)) + 2 * _TF32_UNIT * case.tf32
     slack = call.product(rows, absolute=True).mul_(unit)
@@ -285,7 +285,7 @@ def _allowance(call: Call, want: torch.Tensor, rows: slice) -> torch.Tensor:
 
 
 def _mask(
-    call: Call, judge: Callable[[torch.Tensor, torch.Tensor, slice], torch.Tensor]
+    call: GuardedCall, judge: Callable[[torch.Tensor, torch.Tensor, slice], torch.Tensor]
 ) -> torch.Tensor:
     """Returns a mask of the elements for which `judge(got, want, rows)` is true."""
     wrong = torch.empty(call.out.shape, dtype=torch.bool, device=call.out.storage.device)
@@ -295,7 +295,11 @@ def _mask(
 
 
 def _result(
-    oracle: str, call: Call, wrong: torch.Tensor, figures: str, faults: list[str] | None = None
+    oracle: str,
+    call: GuardedCall,
+    wrong: torch.Tensor,
+    figures: str,
+    faults: list[str] | None = None,
 ) -> Result:
     faults = [*describe(call, wrong), *(faults or []), *call.violations()]
     return Result(call.case, oracle, not faults, "; ".join(faults) or figures)

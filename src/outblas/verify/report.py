@@ -4,10 +4,10 @@ the expected values.
 
 import torch
 
-from outblas.verify.call import Call
+from outblas.verify.call import GuardedCall
 
 
-def describe(call: Call, wrong: torch.Tensor) -> list[str]:
+def describe(call: GuardedCall, wrong: torch.Tensor) -> list[str]:
     """Returns one line about elements that were never written and one about wrong ones. `wrong` is
     a mask of out's shape.
     """
@@ -51,7 +51,7 @@ def _first_of(mask: torch.Tensor) -> tuple[int, ...]:
     return tuple(index)
 
 
-def _errors(call: Call, wrong: torch.Tensor) -> str:
+def _errors(call: GuardedCall, wrong: torch.Tensor) -> str:
     """Returns the expected and the actual value of the first wrong element, the largest error, and
     the number of NaN.
     """
@@ -75,7 +75,7 @@ def _errors(call: Call, wrong: torch.Tensor) -> str:
     return text
 
 
-def _pair(call: Call, index: tuple[int, ...]) -> str:
+def _pair(call: GuardedCall, index: tuple[int, ...]) -> str:
     *batch, row, column = index
     want = call.product(slice(row, row + 1))[(*batch, 0, column)].to(call.out.view.dtype)
     return f"expected {float(want):.9g}, got {float(call.out.view[index]):.9g}"
