@@ -14,6 +14,7 @@ than that of torch's own product by more than a small factor.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -73,7 +74,7 @@ def seed() -> None:
     torch.manual_seed(0)
 
 
-SCALES = {"alpha": 2, "beta": -1}
+SCALES: dict[str, Any] = {"alpha": 2, "beta": -1}
 
 
 def exact(x: Operands, with_c: bool) -> torch.Tensor:

@@ -24,6 +24,7 @@ Tensor = torch.Tensor
 LEAF = A.clone().requires_grad_()
 
 # ---- messages
+WRONG = PortableConfig(num_warps=4.0)  # type: ignore[arg-type]
 BUFFER = torch.randn(20, 20)
 with torch.inference_mode():
     INFERENCE = torch.empty(6, 4)
@@ -120,7 +121,6 @@ WE_REFUSE: dict[str, Callable[[Tensor], object]] = {
     ),
     "name is 'nothing', expected a ladder": lambda out: ladder("nothing"),
 }
-WRONG = PortableConfig(num_warps=4.0)  # type: ignore[arg-type]
 
 
 def refused(message: str, call: Callable[[Tensor], object]) -> Exception:

@@ -64,8 +64,8 @@ def assert_near(name: str, sample: Sample) -> None:
         return [y, *torch.autograd.grad(y, leaves, arriving.to(y.dtype))]
 
     of_all = results(got, ours), results(want, torchs), results(truth, wide)
-    for result in zip(*of_all, strict=True):
-        assert_as_near(*(t.detach() for t in result), str(sample))
+    for mine, theirs, right in zip(*of_all, strict=True):
+        assert_as_near(mine.detach(), theirs.detach(), right.detach(), str(sample))
 
 
 @pytest.fixture

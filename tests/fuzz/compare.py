@@ -355,8 +355,8 @@ def of_values(
         if not bad.any():
             return []
         place = tuple(bad.nonzero()[0].tolist())
-        got, want, theirs = (f"{complex(t[place]):.6g}" for t in (mine, right, other))
-        text = f"{what}: {got} at {place}, expected {want}, torch: {theirs}"
+        got, want, of_torch = (f"{complex(t[place]):.6g}" for t in (mine, right, other))
+        text = f"{what}: {got} at {place}, expected {want}, torch: {of_torch}"
         return [Difference("values", f"{text}, within {float(limit[place].real):.2g}")]
     bad = ~near(mine, other, limit)
     if right is None and special(

@@ -76,7 +76,8 @@ def once(made: dict) -> tuple[calls.Outcome, calls.Outcome, list[dict]]:
     def note(ours: calls.Outcome, theirs: calls.Outcome) -> None:
         for d in compare.differences(made, ours, theirs):
             entry = known.explained(made, d)
-            found[d.kind, d.cause] = row(d.kind, d.cause, d.detail, entry and entry.name)
+            name = entry.name if entry else None
+            found[d.kind, d.cause] = row(d.kind, d.cause, d.detail, name)
 
     try:
         theirs = calls.make(made, calls.by_torch)

@@ -83,7 +83,10 @@ def fp8_product(
     formats = formats or f"e4m3 e4m3 promoted {pair}"
     kind = fp8.formats(formats)
     columns, blocks = N * glu_split(epilogue.get("activation", "")), -(-K // fp8.BLOCK)
-    scales = torch.empty(M, 1, device="meta"), torch.empty(1, columns, device="meta")
+    scales: tuple[torch.Tensor, ...] = (
+        torch.empty(M, 1, device="meta"),
+        torch.empty(1, columns, device="meta"),
+    )
     if kind.block_a:
         of_a, of_b = -(-M // kind.block_a), -(-columns // kind.block_b)
         scales = scale(of_a, blocks, line or of_a), scale(of_b, blocks, of_b).t()

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import pytest
@@ -132,12 +131,12 @@ def calls(config: pytest.Config) -> list[Call]:
     for kernel in kernels(config):
         taken = dtypes if kernel == DEFAULT else registry.find(kernel).dtypes
         own = "nt" if kernel == DEFAULT else registry.layout_of(kernel)
-        cases = list(product(shapes or SHAPES, layouts or (own,)))
+        cases = [(shape, layout) for shape in shapes or SHAPES for layout in layouts or (own,)]
         if not (shapes or layouts):
             cases += [(SHAPES[0], layout) for layout in LAYOUTS if layout != own]
         for dtype in dtypes:
             if dtype in taken or str(dtype).removeprefix("torch.") in taken:
-                selected += [Call(kernel, *shape, dtype, layout) for shape, layout in cases]
+                selected += [Call(kernel, *mnk, dtype, layout) for mnk, layout in cases]
     if not selected:
         raise pytest.UsageError(f"--dtype is {config.getoption('--dtype')}, which no kernel takes")
     return selected
