@@ -236,56 +236,6 @@ def test_gradients_of_warm_calls_keep_the_mode_that_was_named(
     assert torch.equal(b.grad, A.t() @ torch.ones(6, 4))
 
 
-# ---- on a GPU
-DEVICES = range(max(1, torch.cuda.device_count()))
-
-
-@pytest.fixture
-def gpu_operands(request: pytest.FixtureRequest) -> tuple[Tensor, Tensor]:
-    """Two matrices on the GPU of this index."""
-    shape, device = (256, 256), f"cuda:{request.param}"
-    return torch.randn(shape, device=device).bfloat16(), torch.randn(
-        shape, device=device
-    ).bfloat16()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("gpu_operands", DEVICES, indirect=True)
-@pytest.mark.parametrize("with_out", [False, True], ids=["new memory", "out"])
-def test_warm_calls_keep_to_their_device(
-    with_out: bool, gpu_operands: tuple[Tensor, Tensor], operators: list[str]
-) -> None:
-    a, b = gpu_operands
-    how: dict[str, Any] = {"out": torch.empty_like(a)} if with_out else {}
-    cold = matmul(a, b)
-
-    assert_short_way(lambda: matmul(a, b, **how), operators)
-
-    got = matmul(a, b, **how)
-    assert got.device == a.device
-    assert torch.equal(got, cold)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("gpu_operands", DEVICES, indirect=True)
-def test_warm_calls_wait_for_what_is_queued_on_their_stream(
-    gpu_operands: tuple[Tensor, Tensor],
-) -> None:
-    a, b = gpu_operands
-    want = matmul(a, b)
-    warm(lambda: matmul(a, b))
-    stream, late = torch.cuda.Stream(a.device), torch.zeros_like(a)
-    torch.cuda.synchronize(a.device)
-
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(20_000_000)
-        late.copy_(a)
-        got = matmul(late, b)
-    stream.synchronize()
-
-    assert torch.equal(got, want)
-
-
 # ---- lazy clones
 CLONED: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
     "matmul": lambda a, b, c, out: matmul(a, b),
