@@ -236,33 +236,6 @@ def inspect(
         >>> found.bound["A100"]["by"]  # what limits it there
         'l1'
     """
-    return read(
-        compiled(
-            kernel,
-            config=config,
-            arch=arch,
-            dtype=dtype,
-            out_dtype=out_dtype,
-            layout=layout,
-            shape=shape,
-        ),
-        shape,
-    )
-
-
-def compiled(
-    kernel: str,
-    *,
-    config: Any = None,
-    arch: int | None = None,
-    dtype: str | None = None,
-    out_dtype: str | None = None,
-    layout: str | None = None,
-    shape: tuple[int, int, int] = (4096, 4096, 4096),
-) -> Artifact:
-    """Compiles a kernel of the registry for `inspect`. Takes the same arguments and raises the same
-    errors.
-    """
     record = registry.find(kernel)
     archs = compilable(record)
     if not archs:
@@ -285,7 +258,7 @@ def compiled(
     artifact: Artifact = module.artifact(
         chosen, arch=arch, dtype=kinds[0], out_dtype=kinds[1], layout=layout, shape=shape
     )
-    return artifact
+    return read(artifact, shape)
 
 
 def compilable(kernel: registry.Kernel) -> tuple[int, ...]:
