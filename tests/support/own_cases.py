@@ -124,7 +124,9 @@ def _options(config: pytest.Config, name: str, choices: Iterable[str]) -> Sequen
 def calls(config: pytest.Config) -> list[Call]:
     """The calls to be tested. Raises pytest.UsageError that names a bad option."""
     texts = config.getoption("--shape") or ()
-    shapes = [shape for text in texts for shape in _usage(parse, text, "shape")]
+    shapes: list[tuple[int, int, int]] = [
+        shape for text in texts for shape in _usage(parse, text, "shape")
+    ]
     layouts = _options(config, "--layout", LAYOUTS)
     dtypes = dict.fromkeys(DTYPES[name] for name in _options(config, "--dtype", DTYPES) or DTYPES)
     selected = []
