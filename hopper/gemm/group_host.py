@@ -193,15 +193,19 @@ def artifact(problem: GroupedProblem, config: HopperConfig | None = None) -> Art
     """Compiles what `launch` would launch for a supported product on an H100; needs no GPU. Raises
     ValueError for a product that is not supported.
     """
-    in_words = layouts.in_words(problem)
-    return compile.artifact(
+    if reason := unsupported(problem):
+        raise ValueError(reason)
+    problem = layouts.in_words(problem)
+    config = config or config_for(problem, Rates())
+    variant = variant_of(problem, config)
+    return compile.artifact_of(
         "hopper.grouped",
-        config or config_for(in_words, Rates()),
-        lambda *_: unsupported(problem),
-        variant_of,
-        compile_variant,
-        shared_memory,
-        problem=in_words,
+        config,
+        variant,
+        functools.partial(compile_variant, variant),
+        shared_memory(variant),
+        problem,
+        variant.layout,
     )
 
 

@@ -123,8 +123,15 @@ def fixed_tiles(few: bool, swaps_odd_widths: bool) -> tuple[RuleTile, ...]:
     operands. `swaps_odd_widths`: so do those that begin inside of 64 columns.
     """
     return tuple(
-        RuleTile(*shape, swap or (swaps_odd_widths and width % 64 > 0), width)
-        for *shape, swap, widths in _TILES
+        RuleTile(
+            tile_m,
+            consumers,
+            cluster_m,
+            cluster_n,
+            swap or (swaps_odd_widths and width % 64 > 0),
+            width,
+        )
+        for tile_m, consumers, cluster_m, cluster_n, swap, widths in _TILES
         if few or not swap
         for width in widths
     )

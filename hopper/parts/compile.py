@@ -24,6 +24,7 @@ from outblas.base.compat import cute_private
 from outblas.base.configs import to_text
 from outblas.base.facts import version_of
 from outblas.core.artifact import Artifact, cta_threads, example
+from outblas.core.grouped import GroupedProblem
 from outblas.core.problem import Problem, dtype_name
 from outblas.device import sources
 from outblas.hopper.parts.config import HopperConfig
@@ -192,8 +193,25 @@ def artifact(
     if reason := unsupported(problem, config):
         raise ValueError(reason)
     variant = variant_of(problem, config)
-    code = compile_code(variant, functools.partial(build, variant))
-    smem_bytes = shared_memory(variant)
+    build_variant = functools.partial(build, variant)
+    return artifact_of(
+        kernel, config, variant, build_variant, shared_memory(variant), problem, layout
+    )
+
+
+def artifact_of(
+    kernel: str,
+    config: HopperConfig,
+    variant: CompileKey,
+    build: Callable[[str], Any],
+    smem_bytes: int,
+    problem: Problem | GroupedProblem,
+    layout: str,
+) -> Artifact:
+    """Returns the machine code of a variant, which `build` compiles. Raises AssertionError unless
+    its launch asks for `smem_bytes` of shared memory.
+    """
+    code = compile_code(variant, build)
     if f"({smem_bytes} : i64)" not in code.launch:
         raise AssertionError(f"{kernel} asks for other than {smem_bytes} bytes of shared memory")
     return Artifact(

@@ -123,7 +123,7 @@ def test_a_problem_that_no_config_takes_is_refused(problem: Problem, reason: str
     ],
 )
 def test_what_just_fits_is_taken(problem: Problem, config: str | None) -> None:
-    assert gemm.unsupported(problem, config and gemm_config(config)) is None
+    assert gemm.unsupported(problem, gemm_config(config) if config else None) is None
 
 
 @pytest.mark.parametrize(

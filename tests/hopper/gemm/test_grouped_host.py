@@ -42,6 +42,7 @@ def problem(
     row-major, t transposed; by default that which the kernel takes. `has`: any of bias, residual,
     aux, scatter, weights and gather. `fields`: those of a `KernelVariant`.
     """
+    fields |= {name: "rows" for name in ("bias", "residual", "aux") if name in has}
     given = KernelVariant(
         kernel="hopper.grouped",
         arch=90,
@@ -50,7 +51,6 @@ def problem(
         shape=(M, N // glu_split(activation), K),
         layout=layout or ("tn" if form == "ragged_k" else "nt"),
         activation=activation,
-        **{name: "rows" for name in ("bias", "residual", "aux") if name in has},
         gathers="gather" in has,
         scatters="scatter" in has,
         **fields,
