@@ -15,9 +15,7 @@ import triton
 
 from outblas.base import compiling
 from outblas.base.compat.torch_private import fp32_precision
-from outblas.base.compat.triton_private import ASTSource, CompiledKernel, GPUTarget
 from outblas.base.cuda_graphs import capturing, not_ready
-from outblas.core.epilogue import EPILOGUE_ARGS
 from outblas.core.grouped import GroupedProblem, GroupedTensors
 from outblas.core.problem import Strides
 from outblas.device import language, launch
@@ -229,58 +227,6 @@ def _specialization(
     launched = tile.num_warps, tile.num_stages
     device = problem.device.index
     return problem.form, known, launched, numbers, of_tensors, device
-
-
-def compile_for(problem: GroupedProblem, tile: Block, arch: int) -> CompiledKernel:
-    """Compiles the kernel of a product for an architecture (90 is sm_90), with 16-byte vectors.
-    Needs no GPU, and loads nothing onto one.
-    """
-    kernel = _KERNELS[problem.form]
-    constants: dict[tuple[int, ...], Any] = {(4,): traits(problem, tile, "ieee", arch=arch)}
-    divisors: dict[tuple[int, ...], Any] = {}
-    types: list[Any] = []
-    of_scales = GroupedTensors(scale_a="*fp32", scale_b="*fp32")  # type: ignore[arg-type]
-    records = _pointer_types(problem), sizes(problem), strides(problem), scales(problem, of_scales)
-    for i, record in enumerate(records):
-        if record is None:
-            constants[(i,)] = None
-            types.append("constexpr")
-            continue
-        kinds: list[str] = []
-        for j, value in enumerate(record):
-            if value is None or value == 1:
-                constants[i, j] = value
-                kinds.append("constexpr")
-                continue
-            if isinstance(value, str) or value % 16 == 0:
-                divisors[i, j] = [["tt.divisibility", 16]]
-            kinds.append(value if isinstance(value, str) else "i32")
-        types.append(type(record)(*kinds))
-    signature = dict(zip(kernel.arg_names, (*types, "constexpr"), strict=True))
-    with language.lock:
-        source = ASTSource(kernel, signature, constants, divisors)
-        options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-        return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
-
-
-def _pointer_types(problem: GroupedProblem) -> GroupedPointers:
-    """Returns the types of a product's tensors; None for those that it does not have."""
-    dtype = "*u8" if problem.scales is not None else launch.TYPES[problem.dtype]
-    out_dtype = launch.TYPES[problem.out_dtype]
-    views = problem.epilogue.views
-    bias, residual, aux = (out_dtype if name in views else None for name in EPILOGUE_ARGS)
-    return GroupedPointers(
-        a=dtype,
-        b=dtype,
-        out=out_dtype,
-        offs="*i32",
-        bias=bias,
-        residual=residual,
-        aux=aux,
-        a_index="*i32" if problem.gathers else None,
-        scatter_index="*i32" if problem.scatters else None,
-        scatter_weights="*fp32" if problem.weighted else None,
-    )
 
 
 def _wants_tf32(problem: GroupedProblem) -> bool:

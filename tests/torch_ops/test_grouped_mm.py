@@ -12,7 +12,7 @@ from unittest.mock import MagicMock, Mock
 
 import pytest
 import torch
-from support import scaled_groups
+from support import portable_groups, scaled_groups
 from support.grouped_calls import (
     ENDS,
     EXTENT,
@@ -360,7 +360,7 @@ def test_every_architecture_gets_its_instructions(
     call = draw(form, *names, activation=activation, **how)
     problem = guarded(call, aux=bool(names), zero_tail=not names and form != "masked").problem
 
-    compiled = portable.compile_for(problem, portable.Block(64, 64, 32, 4, 2), arch)
+    compiled = portable_groups.compile_for(problem, portable.Block(64, 64, 32, 4, 2), arch)
 
     assert instruction in compiled.asm["ptx"]
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import portable_groups
 from support.fp8 import E4M3, E5M2
 from support.grouped_calls import GroupedCall, check_close, check_equal, guarded
 from support.scaled_groups import FORMS, blocks, draw, scales
@@ -179,7 +180,7 @@ def test_every_architecture_gets_its_instructions(
     call = draw(form, a=formats[0], b=formats[1], N=128, K=256, out_dtype=F32)
     tile = portable.Block(16, 32, 32, 4, 1) if arch < 80 else portable.Block(64, 64, 64, 4, 2)
 
-    compiled = portable.compile_for(guarded(call).problem, tile, arch)
+    compiled = portable_groups.compile_for(guarded(call).problem, tile, arch)
 
     assert instruction in compiled.asm["ptx"]
 
