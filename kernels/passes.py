@@ -7,15 +7,14 @@ from typing import Any
 
 import numpy as np
 import torch
-import triton
 
 from outblas.base import compiling, forks, pack
-from outblas.base.compat.triton_private import ASTSource, CompiledKernel, GPUTarget
+from outblas.base.compat.triton_private import CompiledKernel
 from outblas.base.cuda_graphs import capturing, not_ready
 from outblas.device import language
 from outblas.device.cubin import Cubin, packed
 from outblas.device.launch import arch_of
-from outblas.device.triton_variant import TritonVariant
+from outblas.device.triton_variant import Place, TritonVariant
 
 WARPS = 4
 
@@ -135,8 +134,8 @@ def _variant(
     """
     names = kernel.arg_names
     signature: dict[str, str] = {}
-    known: dict[tuple[int, ...], Any] = {}
-    divisors: dict[tuple[int, ...], int] = {}
+    known: dict[Place, Any] = {}
+    divisors: dict[Place, int] = {}
     for i, (name, value) in enumerate(zip(names, given, strict=False)):
         if value is None or (not isinstance(value, torch.Tensor) and value == 1):
             signature[name], known[i,] = "constexpr", value
@@ -148,15 +147,14 @@ def _variant(
             divisors[i,] = 16
     for i, name in enumerate(names[len(given) :], len(given)):
         signature[name], known[i,] = "constexpr", constants[name]
-    return TritonVariant(
-        kernel.fn.__module__,
-        kernel.fn.__name__,
-        tuple(signature.items()),
-        tuple(known.items()),
-        tuple(divisors.items()),
-        tuple(sorted(_options(warps).items())),
-        arch,
-    )
+    return _key(kernel, warps, arch, signature, known, divisors)
+
+
+def _key(kernel: Any, warps: int, arch: int, *parts: Mapping[Any, Any]) -> TritonVariant:
+    """Returns the key of a compile; `parts` are its types, its constants and its divisors."""
+    options = tuple(sorted(_options(warps).items()))
+    items = (tuple(part.items()) for part in parts)
+    return TritonVariant(kernel.fn.__module__, kernel.fn.__name__, *items, options, arch)
 
 
 def _options(warps: int) -> dict[str, Any]:
@@ -189,9 +187,6 @@ def compile_for(
     by 16. `types` are those of its arguments by name. Needs no GPU.
     """
     signature = dict.fromkeys(kernel.arg_names, "constexpr") | dict(types)
-    at = {name: (index,) for index, name in enumerate(kernel.arg_names)}
-    values = {at[name]: value for name, value in constants.items()}
-    divisors = {at[name]: [["tt.divisibility", 16]] for name in types}
-    with language.lock:
-        source = ASTSource(kernel, signature, values, divisors)
-        return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=_options(warps))
+    at: dict[str, Place] = {name: (index,) for index, name in enumerate(kernel.arg_names)}
+    known = {at[name]: value for name, value in constants.items()}
+    return _key(kernel, warps, arch, signature, known, {at[name]: 16 for name in types}).compile()

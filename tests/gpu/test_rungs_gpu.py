@@ -18,7 +18,7 @@ from outblas.base import registry
 from outblas.base.configs import from_text
 from outblas.base.shapes import LAYOUTS
 from outblas.hopper.parts.config import HopperConfig
-from outblas.kernels.simt_config import PRESETS, SimtConfig, invalid_reason
+from outblas.kernels.simt_config import SimtConfig, invalid_reason
 from outblas.turing.config import TuringConfig
 from outblas.verify import cases
 from outblas.verify.cases import Case
@@ -51,6 +51,22 @@ def test_every_simt_rung_gives_the_same_bits(shape: tuple[int, int, int], layout
 
     for name, result in zip(rungs.NAMES[1:], others, strict=True):
         assert torch.equal(result, first), name
+
+
+# The parameters that the documents use: the kernel, and what differs from the rung's config, whose
+# values suit an H100.
+PRESETS: dict[str, tuple[str, str]] = {
+    "002 float4, 000 kernel 6": ("simt.vectorized", "pad=0,piece_n=8"),
+    "000 kernel 6, padded": ("simt.vectorized", "piece_n=8"),
+    "003 v05": ("simt.vectorized", "block_k=16"),
+    "002 warp tile, 000 kernel 7": ("simt.warptile", "pad=0,prefetch=False"),
+    "000 kernel 7, padded": ("simt.warptile", "prefetch=False"),
+    "003 v06": (
+        "simt.warptile",
+        "block_m=64,block_n=64,block_k=8,warp_m=32,warp_n=16,thread_m=4,thread_n=4,"
+        "piece_m=4,prefetch=False",
+    ),
+}
 
 
 @pytest.mark.parametrize("preset", PRESETS)
