@@ -152,9 +152,10 @@ def _variant(
 
 def _key(kernel: Any, warps: int, arch: int, *parts: Mapping[Any, Any]) -> TritonVariant:
     """Returns the key of a compile; `parts` are its types, its constants and its divisors."""
+    types, known, divisors = (tuple(part.items()) for part in parts)
     options = tuple(sorted(_options(warps).items()))
-    items = (tuple(part.items()) for part in parts)
-    return TritonVariant(kernel.fn.__module__, kernel.fn.__name__, *items, options, arch)
+    of = kernel.fn
+    return TritonVariant(of.__module__, of.__name__, types, known, divisors, options, arch)
 
 
 def _options(warps: int) -> dict[str, Any]:
