@@ -14,11 +14,8 @@ import pytest
 from click.testing import Result
 from support import commands, known, stored
 from support.commands import squeezed
-from support.faulty_kernel import notes
 from support.in_process import measure_here
-from support.paths import TESTS
 from support.stored import BARE
-from support.sweeps import gone, soon
 
 from outblas.autotune.store.records import Workload
 from outblas.autotune.store.store import Store
@@ -187,44 +184,6 @@ def test_an_interrupt_says_how_to_go_on(
         f"Interrupted: what was measured is in {path}. The same command continues from there:",
         f"  outblas tune {line}",
     ]
-
-
-TUNE = """
-import sys
-sys.path.insert(0, {folder!r})
-from outblas.autotune.sweeps import sweep
-from outblas.cli import app
-from support.sweeps import SUBJECT
-from outblas.autotune.search import target
-find = target.of
-target.of = sweep.target_of = lambda name: SUBJECT if name == "faulty" else find(name)
-sys.argv = ["outblas", *sys.argv[1:]]
-app()
-"""
-
-
-@pytest.mark.usefixtures("faulty_log")
-def test_an_interrupted_command_ends_its_workers_and_keeps_what_it_measured(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAULTY_FAULTS", "hang")
-    line = f"tune --kernels faulty --shapes 16 {PLAIN} --store {path}"
-    command = [sys.executable, "-c", TUNE.format(folder=str(TESTS)), *line.split()]
-
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert soon(lambda: any("hang" in note.config for note in notes()), 120)
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=60)
-
-    assert (process.returncode, out) == (143, b"")
-    assert f"Interrupted: what was measured is in {path}." in err.decode()
-    assert b"Traceback" not in err
-    assert soon(lambda: all(gone(note.process) for note in notes()))
-    with Store(path) as store:
-        (trial,) = store.trials()
-        assert trial.status == "ok"
-        identity = trial.gpu, trial.workload, trial.kernel, trial.source, notes()[-1].config
-        assert store.claim(*identity).granted, "the config that hung is still leased"
 
 
 # Imports neither outblas as a whole, which imports torch, nor all commands.

@@ -1,9 +1,8 @@
-"""The portable kernel, to be tuned on a cluster: it notes on which actor it is measured, and kills
-that where a file says so.
+"""The portable kernel, to be tuned on a cluster: it kills the actor on which it is measured where a
+file says so.
 
-In the folder that `FOLDER` names: "actors" gets the process of each actor; "kill-32x32x32" makes
-the actor of that shape die, once, while its third config is measured, which "victim" names from
-then on.
+In the folder that `FOLDER` names "kill-32x32x32" makes the actor of that shape die, once, while its
+third config is measured, which "victim" names from then on.
 """
 
 import os
@@ -43,8 +42,6 @@ def space(problem: Problem, machine: Machine | None) -> Space[Config]:
 def plan(problem: Problem, config: Config) -> Launch:
     """Runs in the measuring process, whose supervisor the actor has started."""
     actor = int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1])
-    with open(_folder() / "actors", "a") as file:
-        file.write(f"{actor}\n")
     shape = f"{problem.M}x{problem.N}x{problem.K}"
     _planned[shape] += 1
     once = _folder() / f"kill-{shape}"

@@ -10,11 +10,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support import chores
+from support.stored import BARE
 from support.sweeps import gone, soon
 
 from outblas.autotune.measure import processes
@@ -157,13 +157,10 @@ def test_an_interrupt_of_the_driver_ends_the_worker(worker: WorkerProcess) -> No
     assert gone(process)
 
 
-DRIVER = """
-import sys, types
-sys.path[:] = {path!r}
-lean = types.ModuleType("lean")  # the package without what its __init__ imports
-lean.__path__ = [{folder!r}]
-sys.modules["lean"] = lean
-from lean.processes import WorkerProcess
+# Imports outblas without torch.
+DRIVER = f"""{BARE}
+sys.path[:] = {sys.path!r}
+from outblas.autotune.measure.processes import WorkerProcess
 from support import chores
 worker = WorkerProcess()
 print(worker._supervisor.pid, *worker.call(20, chores.family), flush=True)
@@ -174,10 +171,8 @@ worker.call(1000, chores.hold_gil, 1000)
 @pytest.mark.parametrize("killed", ["driver", "supervisor"])
 def test_nothing_outlives_a_killed_driver_or_supervisor(killed: str) -> None:
     """The worker holds Python's lock, and its children ignore signals."""
-    code = DRIVER.format(path=sys.path, folder=str(Path(processes.__file__).parent))
-    driver = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+    command = [sys.executable, "-c", DRIVER]
+    driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert driver.stdout is not None
     supervisor, worker, *children = map(int, driver.stdout.readline().split())
     assert len(children) == 3

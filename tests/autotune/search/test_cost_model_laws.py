@@ -2,7 +2,6 @@
 what takes in proportion.
 """
 
-import functools
 import itertools
 import math
 import random
@@ -40,50 +39,30 @@ ALL_SHAPES = (
 Sample = tuple[Footprint, Workload, Machine]
 
 
-@functools.cache
-def sampled(count: int) -> list[Sample]:
-    """So many configs of each kernel, on each machine, at each shape."""
+@pytest.fixture(scope="module")
+def samples() -> list[Sample]:
+    """A config of each kernel, on each machine that it runs on, at each shape, and configs of
+    `hopper.gemm` whose CTAs share tiles, where such are tried.
+    """
     dice = random.Random(0)
     found = []
     for name in NAMES:
         for machine in runs_on(name):
             asked = workload(name, dtype=precisions(name, machine)[0])
             tried = space(name, asked, machine)
-            configs = some(name, tried, 12)
+            configs = some(name, tried, 6)
             for shape in ALL_SHAPES:
                 at = workload(name, shape, asked.dtype)
-                for config in dice.sample(configs, min(count, len(configs))):
-                    found.append((tried.footprint(config), at, machine))
-    return found
-
-
-@functools.cache
-def cut(of_so_many: int) -> list[Sample]:
-    """One of so many configs whose CTAs share tiles, where such are tried."""
-    found = []
+                found.append((tried.footprint(dice.choice(configs)), at, machine))
+    assert len(found) > 500
     for shape in (*SHAPES[:2], (512, 512, 512), (128, 512, 8192)):
         asked = Workload(*shape)
         tried = space("hopper.gemm", asked)
-        configs = [config for config in valid(tried) if config.split]
-        found += [(tried.footprint(config), asked, H100) for config in configs[::of_so_many]]
+        split = [config for config in valid(tried) if config.split][::20]
+        found += [(tried.footprint(config), asked, H100) for config in split]
     assert any(f.split_k > 1 for f, _, _ in found)
     assert any(f.stream_k for f, _, _ in found)
     return found
-
-
-# `pytest -m slow` takes twice as many.
-FEW, MANY = pytest.param((1, 20), id="few"), pytest.param((2, 5), id="many", marks=pytest.mark.slow)
-
-
-@pytest.fixture(params=[FEW, MANY])
-def samples(request: pytest.FixtureRequest) -> list[Sample]:
-    """Configs of all kernels, on all machines that they run on, at all shapes, and configs of
-    `hopper.gemm` whose CTAs share tiles.
-    """
-    count, of_so_many = request.param
-    configs = sampled(count)
-    assert len(configs) > 500 * count
-    return configs + cut(of_so_many)
 
 
 def us(f: Footprint, asked: Workload, machine: Machine) -> float:

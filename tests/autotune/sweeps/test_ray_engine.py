@@ -3,9 +3,7 @@
 A sweep takes seconds there: what tests only read is found once, by a fixture of the module.
 """
 
-import os
 import secrets
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +11,6 @@ from pathlib import Path
 import pytest
 from support import tuned
 from support.paths import TESTS
-from support.sweeps import soon
 
 from outblas.autotune import Progress, Store, Sweep, TuneTarget, sweep
 from outblas.autotune.measure.progress import Report, silent
@@ -102,23 +99,6 @@ def test_a_killed_actor_costs_time_alone(folder: Path, path: Path) -> None:
         assert outcome.new == len(outcome.plan.ranked) > 2
         assert len({candidate.footprint.tile_m for candidate in outcome.plan.ranked}) <= 2
     assert {snapshot.stage for snapshot in snapshots} >= {"waiting", "screening", "finals", "done"}
-
-
-# Interrupts and errors of the caller.
-
-
-def test_an_interrupt_ends_the_workers(folder: Path, store: Store) -> None:
-    (folder / "actors").unlink(missing_ok=True)
-
-    def interrupt(progress: Progress) -> None:
-        if progress.screened:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        run(store, interrupt)
-
-    actor = Path("/proc") / (folder / "actors").read_text().split()[-1]
-    assert soon(lambda: not actor.exists())
 
 
 def test_without_ray_the_error_says_what_to_install(

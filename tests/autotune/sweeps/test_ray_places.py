@@ -2,17 +2,20 @@
 actor costs. test_ray_engine.py has a real one.
 """
 
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from support.in_process import InProcessWorker
 from support.sweeps import SUBJECT
 
-from outblas.autotune import Sweep, sweep
+from outblas.autotune import Progress, Sweep, sweep
+from outblas.autotune.measure.progress import Report, silent
 from outblas.autotune.sweeps import ray_engine
 
 pytestmark = pytest.mark.usefixtures("faulty_log")
@@ -27,6 +30,7 @@ class FakeActor:
 
     def __init__(self, ray: "FakeRay", instance: object) -> None:
         self.ray, self.instance, self.dead = ray, instance, False
+        FakeRay.actors.append(self)
 
     def __getattr__(self, name: str) -> Any:
         def remote(*arguments: Any) -> Callable[[], Any]:
@@ -47,6 +51,7 @@ class FakeRay:
     actor dies.
     """
 
+    actors: ClassVar[list[FakeActor]]  # those of the last cluster
     exceptions = SimpleNamespace(
         RayError=ActorDied, RayTaskError=ZeroDivisionError, GetTimeoutError=TimeoutError
     )
@@ -54,6 +59,7 @@ class FakeRay:
     def __init__(self, deaths: list[str]) -> None:
         self.deaths: Iterator[str] = iter(deaths)
         self.calls: list[str] = []
+        FakeRay.actors = []
 
     def is_initialized(self) -> bool:
         return True
@@ -76,13 +82,16 @@ class FakeRay:
         actor.dead = True
 
 
-def swept(path: Path, monkeypatch: pytest.MonkeyPatch, deaths: list[str]) -> tuple[Sweep, FakeRay]:
+def swept(
+    path: Path, monkeypatch: pytest.MonkeyPatch, deaths: list[str], report: Report = silent
+) -> tuple[Sweep, FakeRay]:
     """A sweep of three configs on the cluster."""
     ray = FakeRay(deaths)
     monkeypatch.setitem(sys.modules, "ray", ray)  # type: ignore[arg-type]
     monkeypatch.setattr(ray_engine, "MeasureWorker", InProcessWorker)
     monkeypatch.setenv("FAULTY_CONFIGS", "3")
-    return sweep(SUBJECT, 16, dtype="float32", layout="nn", engine="ray", store=path), ray
+    options: dict[str, Any] = {"dtype": "float32", "layout": "nn", "engine": "ray"}
+    return sweep(SUBJECT, 16, store=path, progress=report, **options), ray
 
 
 def test_the_death_of_an_actor_costs_time_alone(
@@ -117,3 +126,15 @@ def test_a_workload_whose_actors_always_die_fails(
 
     (failure,) = result.failures
     assert "5 actors died in a row without a result" in failure.reason
+
+
+def test_an_interrupt_ends_the_actors(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(progress: Progress) -> None:
+        if progress.screened:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        swept(path, monkeypatch, [], interrupt)
+
+    (actor,) = FakeRay.actors
+    assert actor.dead
