@@ -1,12 +1,10 @@
 """The tile arithmetic of hopper.gemm on Python's integers."""
 
-from __future__ import annotations  # handed on by compile() to the scheduler's source
+from __future__ import annotations
 
-import ast
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -14,6 +12,8 @@ from outblas.device import raster
 from outblas.hopper.gemm import records, tile_scheduler
 from outblas.hopper.parts import tile_order
 from outblas.hopper.parts.config import HopperConfig
+
+from .own_source import run_source
 
 
 class Word(int):
@@ -45,13 +45,7 @@ def scheduler_on_integers() -> SimpleNamespace:
     """The functions of the scheduler's own source, which compute on `Word` what the DSL would
     trace.
     """
-    tree = ast.parse(Path(tile_scheduler.__file__).read_text(encoding="utf-8"))
-    dsl = SimpleNamespace(const_expr=bool, min=min, max=max, Constexpr=object)
-    made = {"cutlass": dsl, "cute": SimpleNamespace(jit=lambda function: function), "Int32": Word}
-    made |= {"NamedTuple": NamedTuple, "dataclass": dataclass, "__name__": tile_scheduler.__name__}
-    tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
-    exec(compile(tree, tile_scheduler.__file__, "exec"), made)
-    return SimpleNamespace(**made)
+    return SimpleNamespace(**run_source(tile_scheduler, Int32=Word))
 
 
 def launch(

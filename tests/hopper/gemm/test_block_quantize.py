@@ -2,8 +2,6 @@
 and configs it takes, and what it hands to a launch.
 """
 
-import ast
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,13 +10,13 @@ import pytest
 import torch
 from support import ptx
 from support.gemm_problems import BF16, gemm_config, record_launches
+from support.own_source import run_source
 
-import outblas.hopper.gemm
 from outblas.core import fp8, quantization
 from outblas.core import problem as operands
 from outblas.core.epilogue import EpilogueArgs
 from outblas.hopper import gemm
-from outblas.hopper.gemm import heuristic
+from outblas.hopper.gemm import block_quantize, heuristic
 from outblas.torch_ops.quantize import by_torch
 
 Tensor = torch.Tensor
@@ -26,7 +24,6 @@ Tensor = torch.Tensor
 H100 = heuristic.Rates()
 E4M3 = torch.float8_e4m3fn
 BLOCKS = "e4m3 e4m3 promoted 1x128 128x128"
-SOURCE = Path(outblas.hopper.gemm.__file__).with_name("block_quantize.py")
 WARPGROUP, ROWS, COLUMNS = 128, 64, 128
 THREADS = np.arange(WARPGROUP)
 OWN_ROW = THREADS // 32 * 16 + THREADS % 32 // 4
@@ -42,55 +39,36 @@ class Scales(dict[tuple[int, int], float]):
         super().__setitem__((row, block), value)
 
 
-def stand_ins() -> dict[str, Any]:
-    """What the module imports. A register is an array that has it of every thread."""
+class Float32:
+    """A number in the registers of every thread."""
 
-    def shuffle_sync_bfly(values: Any, distance: int) -> Any:
-        return values[THREADS ^ distance]
-
-    arch = SimpleNamespace(
-        inline_ptx=ptx.inline_ptx, shuffle_sync_bfly=shuffle_sync_bfly, fmax=np.fmax
-    )
-    cute = SimpleNamespace(
-        jit=lambda function: function, size=len, arch=arch, recast_tensor=lambda t, dtype: t
-    )
-    cutlass = SimpleNamespace(const_expr=bool, range_constexpr=range, Constexpr=object)
-    every_thread = np.ones(WARPGROUP, dtype=np.float32)
-
-    class Float32:
-        def __new__(cls, value: float) -> Any:
-            return every_thread * np.float32(value)
-
-        def __eq__(self, other: object) -> bool:
-            return False
-
-    return {
-        "cute": cute,
-        "cutlass": cutlass,
-        "torch": torch,
-        "fp8": fp8,
-        "FORMATS": quantization.FORMATS,
-        "LEAST_SCALE": quantization.LEAST_SCALE,
-        "EpilogueTile": object,
-        "Float32": Float32,
-        "Uint16": "Uint16",
-        "__name__": __name__,
-    }
+    def __new__(cls, value: float) -> Any:
+        return np.full(WARPGROUP, value, dtype=np.float32)
 
 
 def source() -> dict[str, Any]:
-    """The module over the stand-ins."""
-    tree = ast.parse(SOURCE.read_text(encoding="utf-8"))
-    tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
-    made = stand_ins()
-    of_type = made["Float32"]
-    made["cute"].arch.inline_ptx = lambda code, write_only_types, read_only_args: ptx.inline_ptx(
-        code,
-        ["Float32" if each is of_type else each for each in write_only_types],
-        read_only_args,
+    """The module over stand-ins. A register is an array that has it of every thread."""
+
+    def inline_ptx(code: str, write_only_types: list[Any], read_only_args: list[Any]) -> Any:
+        types = ["Float32" if kind is Float32 else kind for kind in write_only_types]
+        return ptx.inline_ptx(code, types, read_only_args)
+
+    arch = SimpleNamespace(
+        inline_ptx=inline_ptx,
+        shuffle_sync_bfly=lambda values, distance: values[THREADS ^ distance],
+        fmax=np.fmax,
     )
-    exec(compile(tree, str(SOURCE), "exec"), made)
-    return made
+    return run_source(
+        block_quantize,
+        cute={"size": len, "arch": arch, "recast_tensor": lambda t, dtype: t},
+        torch=torch,
+        fp8=fp8,
+        FORMATS=quantization.FORMATS,
+        LEAST_SCALE=quantization.LEAST_SCALE,
+        EpilogueTile=object,
+        Float32=Float32,
+        Uint16="Uint16",
+    )
 
 
 def quantized(

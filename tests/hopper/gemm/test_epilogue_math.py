@@ -5,19 +5,17 @@ The DSL's part is played by stand-ins: registers are lists, tensors arrays, and 
 trace is computed. Values are small integers, so that every order of the sums gives the same.
 """
 
-import ast
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from support.own_source import run_source
 
-import outblas.hopper.gemm
+from outblas.hopper.gemm import epilogue_math as source
 from outblas.hopper.gemm.tile_scheduler import KPartition, WorkTile
 
-SOURCE = Path(outblas.hopper.gemm.__file__).with_name("epilogue_math.py")
 WARPGROUP = 128
 M, N = 200, 56  # C ends inside of the tile that begins at (128, 32)
 TILE_M, TILE_N = 128, 32
@@ -65,33 +63,25 @@ class Pointer(NamedTuple):
 @pytest.fixture(scope="module")
 def epilogue_math():
     """The module's own functions over the stand-ins."""
-    tree = ast.parse(SOURCE.read_text(encoding="utf-8"))
-    tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
     functions = SimpleNamespace(
         fma=lambda x, y, z: x * y + z,
         add=lambda x, y, rounding: x + y,
         RoundingMode=SimpleNamespace(NEAREST_EVEN=None),
     )
-    cute = SimpleNamespace(
-        jit=lambda function: function,
-        make_rmem_tensor=lambda shape, dtype: Registers([0.0] * shape[0]),
-        size=len,
-        math=functions,
-    )
-    cutlass = SimpleNamespace(
-        const_expr=bool,
-        range_constexpr=range,
-        min=min,
-        max=max,
-        Constexpr=object,
+    cute = {
+        "make_rmem_tensor": lambda shape, dtype: Registers([0.0] * shape[0]),
+        "size": len,
+        "math": functions,
+    }
+    types = ("BFloat16", "Float16", "Uint32", "Consumer", "Cta", "Epilogue", "WorkTile")
+    made = run_source(
+        source,
+        cute=cute,
+        cutlass={"Float32": float},
         Float32=float,
+        WARPGROUP=WARPGROUP,
+        **dict.fromkeys(types, object),
     )
-    made: dict[str, Any] = dict.fromkeys(
-        ("BFloat16", "Float16", "Uint32", "Consumer", "Cta", "Epilogue", "WorkTile"), object
-    )
-    made |= {"cute": cute, "cutlass": cutlass, "Float32": float, "WARPGROUP": WARPGROUP}
-    made |= {"dataclass": dataclass, "NamedTuple": NamedTuple, "Any": Any, "__name__": __name__}
-    exec(compile(tree, str(SOURCE), "exec"), made)
     made["load_vector"] = lambda pointer, count: Registers(
         map(Number, pointer.values[pointer.at : pointer.at + count])
     )

@@ -2,12 +2,11 @@
 `gather` on Python's integers, beside the layout that TMA writes.
 """
 
-import ast
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
+from support.own_source import run_source
 from support.tile_arithmetic import Word
 
 from outblas.hopper.gemm import gather
@@ -28,21 +27,13 @@ def on_integers(copied: list[Copied]) -> dict[str, Any]:
         assert text == "cp.async.cg.shared.global [{$r0}], [{$r1}], 16, {$r2};"
         copied.append(Copied(*map(int, read_only_args)))
 
-    tree = ast.parse(Path(gather.__file__).read_text(encoding="utf-8"))
-    wanted = {"rows_per_thread", "row_offsets", "copy_k_tile"}
-    tree.body = [
-        node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in wanted
-    ]
-    dsl = SimpleNamespace(min=min, max=max, range_constexpr=range)
-    cute = SimpleNamespace(
-        jit=lambda function: function,
-        arch=SimpleNamespace(inline_ptx=inline_ptx),
-        make_rmem_tensor=lambda shape, dtype: [Word(-1)] * shape[0],
-    )
-    made = {name: getattr(gather, name) for name in ("THREADS", "ACROSS", "VECTOR", "TILE_K")}
-    made |= {"cutlass": dsl, "cute": cute, "Int32": Word, "Int64": int, "Cta": Any}
-    exec(compile(tree, gather.__file__, "exec"), made)
-    return made
+    cute = {
+        "arch": SimpleNamespace(inline_ptx=inline_ptx),
+        "make_rmem_tensor": lambda shape, dtype: [Word(-1)] * shape[0],
+    }
+    sizes = {name: getattr(gather, name) for name in ("THREADS", "ACROSS", "VECTOR", "TILE_K")}
+    functions = "rows_per_thread", "row_offsets", "copy_k_tile"
+    return run_source(gather, *functions, cute=cute, Int32=Word, Int64=int, Cta=Any, **sizes)
 
 
 def pointer(address: int) -> SimpleNamespace:

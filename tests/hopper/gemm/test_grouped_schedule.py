@@ -2,19 +2,18 @@
 of a warp are threads, which meet where they exchange values.
 """
 
-import ast
 import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.own_source import run_source
 from support.tile_arithmetic import Word, coord
 
 from outblas.core.fp8 import BLOCK
@@ -121,34 +120,24 @@ class Scale(NamedTuple):
 
 def on_integers(warp: Warp | None = None) -> SimpleNamespace:
     """The functions of the schedule's own source."""
-    tree = ast.parse(Path(schedule.__file__).read_text(encoding="utf-8"))
-    dsl = SimpleNamespace(
-        const_expr=bool,
-        min=min,
-        max=max,
-        Constexpr=object,
-        range_constexpr=range,
-        range=lambda count, unroll: range(count),
-    )
-    cute = SimpleNamespace(
-        jit=lambda function: function,
-        arch=warp or Warp(),
-        domain_offset=lambda at, tensor: tensor.moved(at),
-        make_layout=lambda shape, stride: (shape, stride),
-        make_tensor=lambda iterator, layout: Scale(iterator, *layout),
-    )
-    made = {"cutlass": dsl, "cute": cute, "Int32": Word, "Any": Any}
-    made |= {
-        "NamedTuple": NamedTuple,
-        "dataclass": dataclass,
-        "replace": replace,
-        "__name__": schedule.__name__,
+    cute = {
+        "arch": warp or Warp(),
+        "domain_offset": lambda at, tensor: tensor.moved(at),
+        "make_layout": lambda shape, stride: (shape, stride),
+        "make_tensor": lambda iterator, layout: Scale(iterator, *layout),
     }
-    made |= {"KPartition": KPartition, "BY_BALLOT": BY_BALLOT, "KernelTraits": KernelTraits}
-    made |= {"BLOCK": BLOCK}
-    tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
-    exec(compile(tree, schedule.__file__, "exec"), made)
-    return SimpleNamespace(**made, globals=made)
+    scope = run_source(
+        schedule,
+        cute=cute,
+        cutlass={"range": lambda count, unroll: range(count)},
+        Int32=Word,
+        replace=replace,
+        KPartition=KPartition,
+        BY_BALLOT=BY_BALLOT,
+        KernelTraits=KernelTraits,
+        BLOCK=BLOCK,
+    )
+    return SimpleNamespace(**scope, globals=scope)
 
 
 def traits(

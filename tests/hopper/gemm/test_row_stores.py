@@ -2,13 +2,12 @@
 of `row_stores` on Python's integers, every thread of a warpgroup one after the other.
 """
 
-import ast
 import itertools
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
+from support.own_source import run_source
 
 from outblas.hopper.gemm import row_stores
 
@@ -97,27 +96,23 @@ def copies(
             return self
 
     Target.iterator = property(lambda self: Iterator(self.name))  # type: ignore[assignment]
-    cute = SimpleNamespace(
-        jit=lambda function: function,
-        make_layout=lambda shape, stride=None: (shape, stride),
-        make_copy_atom=lambda *_, **__: None,
-        nvgpu=SimpleNamespace(CopyUniversalOp=lambda: None),
-        make_tiled_copy_tv=lambda atom, threads, values: TiledCopy(threads, values),
-        make_identity_tensor=lambda shape: None,
-        size=lambda part, mode: {1: 64 * COLUMNS // VECTOR // WARPGROUP, 2: 1}[mode[0]],
-        make_rmem_tensor_like=lambda _: Register(),
-        copy=copy,
-        crd2idx=crd2idx,
-        make_ptr=lambda dtype, at, space, assumed_align: at,
-        make_tensor=lambda at, layout: at.at,
-        rank=lambda target: 1 + target.halves,
+    cute = {
+        "make_layout": lambda shape, stride=None: (shape, stride),
+        "make_copy_atom": lambda *_, **__: None,
+        "nvgpu": SimpleNamespace(CopyUniversalOp=lambda: None),
+        "make_tiled_copy_tv": lambda atom, threads, values: TiledCopy(threads, values),
+        "make_identity_tensor": lambda shape: None,
+        "size": lambda part, mode: {1: 64 * COLUMNS // VECTOR // WARPGROUP, 2: 1}[mode[0]],
+        "make_rmem_tensor_like": lambda _: Register(),
+        "copy": copy,
+        "crd2idx": crd2idx,
+        "make_ptr": lambda dtype, at, space, assumed_align: at,
+        "make_tensor": lambda at, layout: at.at,
+        "rank": lambda target: 1 + target.halves,
+    }
+    functions = run_source(
+        row_stores, cute=cute, Int32=int, EpilogueTile=object, WARPGROUP=WARPGROUP
     )
-    cutlass = SimpleNamespace(const_expr=bool, range_constexpr=range, min=min, Constexpr=object)
-    tree = ast.parse(Path(row_stores.__file__).read_text(encoding="utf-8"))
-    tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
-    made: dict[str, Any] = {"cute": cute, "cutlass": cutlass, "Int32": int, "EpilogueTile": object}
-    made["WARPGROUP"] = WARPGROUP
-    exec(compile(tree, row_stores.__file__, "exec"), made)
 
     for thread in range(WARPGROUP):
         tile = SimpleNamespace(
@@ -135,7 +130,7 @@ def copies(
             ),
             work=SimpleNamespace(first_row=lambda tile_m: 100, column=64, end_row=end_row),
         )
-        made["store_rows"](tile, stores, number, 0)
+        functions["store_rows"](tile, stores, number, 0)
     return stored
 
 
