@@ -56,12 +56,11 @@ def give(path: Path, user: int) -> None:
 
 def fetch(value: bytes = b"built", facts: dict[str, Any] = FACTS) -> bytes:
     """The object of these facts, which is the value where it has to be built."""
-    return cache.fetch(
-        facts,
-        build=lambda: value,
-        save=lambda built, path: path.write_bytes(built),
-        load=Path.read_bytes,
-    )
+
+    def save(built: bytes, path: Path) -> None:
+        path.write_bytes(built)
+
+    return cache.fetch(facts, build=lambda: value, save=save, load=Path.read_bytes)
 
 
 def object_path(place: Path, facts: dict[str, Any] = FACTS) -> Path:

@@ -139,9 +139,12 @@ def test_without_its_name_scales_of_blocks_are_named_to_torch(
     functional = torch.nn.functional
     fresh = without(torch_private, "torch:_scaled_mm")
     given: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(
-        functional, "scaled_mm", lambda *args, **_: given.append(args) or torch.ones(16, 256)
-    )
+
+    def scaled_mm(*args: Any, **_: Any) -> torch.Tensor:
+        given.append(args)
+        return torch.ones(16, 256)
+
+    monkeypatch.setattr(functional, "scaled_mm", scaled_mm)
     a, b = fp8_operands(16, 256, 512)
     out, scales = torch.zeros(16, 256), (torch.rand(16, 4), torch.rand(4, columns))
 

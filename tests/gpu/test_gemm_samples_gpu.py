@@ -19,7 +19,7 @@ from outblas.base.space import Space
 from outblas.core.artifact import example
 from outblas.hopper import gemm
 from outblas.hopper.parts.config import HopperConfig
-from outblas.verify.call import Call, Run
+from outblas.verify.call import GuardedCall, Run
 from outblas.verify.cases import ADDENDS, Case
 from outblas.verify.kernels import caller
 from outblas.verify.oracle import Exact, Result, against, bounded, exact
@@ -144,7 +144,7 @@ def is_taken(case: Case, way: str) -> bool:
     return way == "rule" or (config is not None and gemm.unsupported(of_case(case), config) is None)
 
 
-def one_chain(call: Call) -> torch.Tensor:
+def one_chain(call: GuardedCall) -> torch.Tensor:
     """The product in fp32 by the ladder's first rung, which adds all of K in one chain of
     wgmmas.
     """

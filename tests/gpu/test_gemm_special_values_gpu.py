@@ -8,7 +8,7 @@ import torch
 from support.gemm_levers import LEVERS, config_of, runner
 from support.precompiled import Ahead, of_case
 
-from outblas.verify.call import Call, prepare
+from outblas.verify.call import GuardedCall, prepare
 from outblas.verify.cases import Case
 
 pytestmark = [pytest.mark.gpu, pytest.mark.sm90, pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -46,7 +46,7 @@ PLACED = {
 }
 
 
-def filled(case: Case, places: str) -> Call:
+def filled(case: Case, places: str) -> GuardedCall:
     """Normal data with NaN and Inf in the operands named. A and B have a 0 each where the other may
     have Inf.
     """
@@ -68,7 +68,7 @@ def filled(case: Case, places: str) -> Call:
     return prepare(case, "cuda", fill("a"), fill("b"), fill("c"))
 
 
-def by_torch(call: Call) -> torch.Tensor:
+def by_torch(call: GuardedCall) -> torch.Tensor:
     """The result of torch, in fp32."""
     a, b, case = call.a.armed.float(), call.b.armed.float(), call.case
     if call.c is None:

@@ -22,7 +22,12 @@ def test_a_file_has_the_kernels_of_its_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted: list[list[Any]] = []
-    monkeypatch.setattr(build, "_compiled", lambda variants, *_: wanted.append(variants) or [1])
+
+    def compiled(variants: list[Any], *_: Any) -> list[Any]:
+        wanted.append(variants)
+        return [1]
+
+    monkeypatch.setattr(build, "_compiled", compiled)
     (tmp_path / "products.txt").write_text("\n".join(LINES), encoding="utf-8")
 
     assert outblas.precompile(LINES) == outblas.precompile(tmp_path / "products.txt", jobs=1) == 1

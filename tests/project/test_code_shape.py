@@ -4,6 +4,7 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from support.paths import PACKAGES, ROOT
 
@@ -36,12 +37,14 @@ class Function:
     is_on_device: bool
 
 
-def trees() -> Iterator[tuple[str, ast.Module]]:
+@cache
+def trees() -> tuple[tuple[str, ast.Module], ...]:
     """The modules of the package, by their paths."""
-    for folder in PACKAGES.values():
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            name = str(path.relative_to(ROOT))
-            yield name, ast.parse(path.read_text(encoding="utf-8"))
+    return tuple(
+        (str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8")))
+        for folder in PACKAGES.values()
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    )
 
 
 def functions() -> Iterator[Function]:
