@@ -178,7 +178,7 @@ def quick(
 
 def huge(dtype: torch.dtype) -> Iterator[Case]:
     """Yields cases with more than 2³¹ elements in out, in A and in B, where 32-bit offsets
-    overflow; in the last two a single k-block spans more than 2³¹ elements. Takes up to 60 GiB of
+    overflow; in the last two a single k-block spans more than 2³¹ elements. Takes up to 65 GiB of
     device memory.
     """
     yield Case(2**16 + 1, 2**15 + 1, 16, dtype, layout="nt")

@@ -56,18 +56,11 @@ def exact(run: Run, case: Case, device: torch.device | str = "cpu") -> Result:
     and on the initial value of the sum, which neither torch nor IEEE 754 prescribes. Raises
     ValueError if K, alpha or beta leave no room for exact integers.
     """
-    ra, rb, rc = integer_ranges(case)
-    call = prepare(case, device, _integers(ra), _integers(rb), _integers(rc))
-    call.run(run)
-    # torch rounds float64 to 16 bits by way of fp32, which represents these sums exactly: one
-    # rounding.
-    wrong = _mask(call, lambda got, want, _: got != want.to(got.dtype))
-    return _result("exact", call, wrong, f"a within ±{ra}, b within ±{rb}")
+    return Exact(case, device)(run)
 
 
 class Exact:
-    """The exact oracle for many kernels on one case without an addend. Operands and their product
-    are made once.
+    """The exact oracle for many kernels on one case. Operands and their product are made once.
 
     Kernels must not change the operands. A kernel whose result is not ok may have changed them, so
     create a new object after it.
@@ -79,6 +72,8 @@ class Exact:
         self._call = prepare(case, device, _integers(ra), _integers(rb), _integers(rc))
         self._want = torch.empty(self._call.out.shape, dtype=case.result_dtype, device=device)
         for rows in self._call.row_chunks():
+            # torch rounds float64 to 16 bits by way of fp32, which represents these sums exactly:
+            # one rounding.
             self._want[..., rows, :] = self._call.product(rows)
 
     @property
