@@ -68,7 +68,7 @@ def test_the_command_says_and_writes_what_was_found(
     said, files = said_and_written
 
     assert "hopper.hilbert, 4096 bfloat16 nt, NVIDIA H100 80GB HBM3" in said
-    assert squeezed("is among the first 1 of 16 in the predicted order") in squeezed(said)
+    assert squeezed("is the first of 16 in the predicted order") in squeezed(said)
     assert "svg" in Page(files["html"].read_text()).seen
     assert files["chart"].read_bytes().startswith(b"\x89PNG")
     assert json.loads(files["save"].read_text())["counts"]["tried"] == 20

@@ -50,10 +50,10 @@ class Agreement:
     rho: float | None
 
     def __str__(self) -> str:
-        n = len(self.points)
+        n, place = len(self.points), self.place
+        first = "the first" if place == 1 else f"among the first {place}"
         return (
-            f"the best measured config is among the first {self.place} of {n} in the predicted "
-            f"order ({self.place / n:.0%})"
+            f"the best measured config is {first} of {n} in the predicted order ({place / n:.0%})"
         )
 
 
