@@ -144,7 +144,8 @@ def _alpha_zero(spec: dict, found: Difference) -> bool:
     backward = found.detail.startswith(("gradient of", "second gradient of")) or "transform" in spec
     is_nan = found.kind == "values" and "torch: nan" in found.detail
     unread = (is_zero or _empty(spec)) and "c" in spec["tensors"]
-    return is_nan and unread and (backward or is_narrow)
+    is_minus_zero = found.kind == "bits" and found.detail.endswith("the signs of zeros")
+    return (is_nan or is_minus_zero) and unread and (backward or is_narrow)
 
 
 def _strided_out(spec: dict, found: Difference) -> bool:

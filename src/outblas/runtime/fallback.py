@@ -90,8 +90,10 @@ def addmm(
     out: torch.Tensor | None,
 ) -> torch.Tensor:
     """Computes torch.addmm, without a product where alpha is 0."""
-    if alpha == 0 and a.layout is b.layout is torch.strided:
-        # As in BLAS. torch's kernels for 16-bit operands on a CPU would compute 0 * NaN.
+    is_strided = a.layout is b.layout is torch.strided
+    if alpha == 0 and is_strided and (a.is_floating_point() or a.is_complex()):
+        # As in BLAS. torch's kernels for 16-bit operands on a CPU would compute 0 * NaN. Integers
+        # have none, and torch refuses a beta of float without terms.
         a, b = a[:, :0], b[:0]
     if out is None:
         return torch.addmm(c, a, b, alpha=alpha, beta=beta)
