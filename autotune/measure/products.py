@@ -12,9 +12,9 @@ import torch
 
 from outblas.autotune.store.records import Status, Workload
 from outblas.bench import turn
-from outblas.bench.grouped import GroupedCase, GroupedTask, operands, result_shape
 from outblas.bench.operands import normal
-from outblas.bench.operation import Operation
+from outblas.bench.operation import Extras, Operation
+from outblas.bench.tasks import GroupedCase, GroupedTask, result_shape
 from outblas.core import problem
 from outblas.core.epilogue import EpilogueArgs, glu_split
 from outblas.core.grouped import Form, describe
@@ -111,9 +111,9 @@ class FusedProduct:
         a, out = self.a, self.out
         return lambda b: launch(a, b, None, out, 1.0, 0.0, bias, residual, None)
 
-    def _checked_call(self, launch: Launch, a: Tensor, b: Tensor, out: Tensor) -> turn.Call:
-        extras = self.operation.extras(a, b, out)
-
+    def _checked_call(
+        self, launch: Launch, a: Tensor, b: Tensor, out: Tensor, extras: Extras
+    ) -> turn.Call:
         def call() -> Tensor:
             launch(a, b, None, out, 1.0, 0.0, extras.bias, extras.residual, None)
             return out
@@ -131,10 +131,8 @@ class GroupedProduct:
         dtype, self.out_dtype = (
             getattr(torch, name) for name in (workload.operand_dtype, workload.out_dtype)
         )
-        generator = torch.Generator(device).manual_seed(0)
-        fill = partial(torch.Tensor.normal_, generator=generator)
-        self.a, self.b, self.offs = operands(self.task, dtype, fill, fill, device)
         self.case = GroupedCase(self.task, dtype, device, self.out_dtype)
+        self.a, self.b, self.offs = self.case.operands(integers=False)
 
     @property
     def _options(self) -> dict[str, Any]:

@@ -94,7 +94,7 @@ class _WorkloadTimer:
     def _rough(self, call: turn.WeightCall) -> float:
         """Measures roughly how many µs a call takes when its weights are in L2."""
         one = partial(call, self.weights[0])
-        return turn.rough_us(one) if self.device == "cuda" else self._elapsed(turn.eager(one, 1))
+        return turn.rough_us(one) if self.device == "cuda" else self._elapsed(turn.eager([one]))
 
     def _elapsed(self, batch: turn.Batch) -> float:
         """Returns the µs per call of one batch."""
@@ -115,7 +115,7 @@ class _WorkloadTimer:
         weights = self.weights[: max(2, int(SCREEN_US / us))]
         warm = partial(call, weights[-1])
         if self.device == "cpu":
-            return warm, turn.eager_of([partial(call, b) for b in weights])
+            return warm, turn.eager([partial(call, b) for b in weights])
         calls = max(2, min(turn.CALLS, int(SCREEN_US / us)))
         return warm, cold.batch(call, weights, us, short=self.short, calls=calls)
 

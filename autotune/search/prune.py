@@ -21,7 +21,7 @@ from outblas.base import registry
 from outblas.base.configs import to_text
 from outblas.base.machines import Machine
 from outblas.base.space import Space
-from outblas.bench.grouped import GroupedTask, operands, result_shape
+from outblas.bench.tasks import GroupedTask, grouped_operands, result_shape
 from outblas.core.artifact import example
 from outblas.core.grouped import GroupedProblem, describe
 from outblas.core.problem import Problem
@@ -81,7 +81,7 @@ def grouped_problem(workload: Workload) -> GroupedProblem:
         getattr(torch, name) for name in (workload.operand_dtype, workload.out_dtype)
     )
     task = GroupedTask(groups, workload.layout)
-    a, b, _ = operands(task, dtype, lambda t: t, lambda t: t, "meta")
+    a, b, _ = grouped_operands(task, dtype, lambda t: t, lambda t: t, "meta")
     out = torch.empty(result_shape(task), dtype=out_dtype, device="meta")
     return describe("ragged_m" if groups.form == "rows" else "ragged_k", a, b, out, groups.experts)
 

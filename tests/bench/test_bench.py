@@ -9,7 +9,7 @@ import torch
 from support.commands import invoke, refuses
 
 from outblas.bench import campaign, providers, record
-from outblas.bench.operation import Operation
+from outblas.bench.operation import Extras, Operation
 from outblas.bench.record import Device, Record
 from outblas.bench.statistics import ratio
 from outblas.cli.bench import COLUMNS, row, split_names
@@ -102,7 +102,7 @@ def test_outblas_is_timed_as_it_is_called(
     monkeypatch.setattr("outblas.api.matmul", lambda a, b, **how: keywords.append(how))
     out = torch.empty(2, 2)
 
-    providers.parse("outblas", operation).prepare(torch.eye(2), torch.eye(2), out)()
+    providers.parse("outblas", operation).prepare(torch.eye(2), torch.eye(2), out, Extras())()
 
     assert keywords == [{"out": out, **promised}]
 
@@ -113,7 +113,9 @@ def test_outblas_is_timed_as_it_is_called(
 )
 def test_fast_sums_are_of_fp8_without_blocks(dtype: str, message: str) -> None:
     with pytest.raises(Refused, match=f"cublas-fast-accum {message}"):
-        providers.parse("cublas-fast-accum", Operation(dtype)).prepare(*[torch.eye(2)] * 3)
+        providers.parse("cublas-fast-accum", Operation(dtype)).prepare(
+            *[torch.eye(2)] * 3, Extras()
+        )
 
 
 def test_torch_is_given_the_scales_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,13 +136,13 @@ def test_torch_is_given_the_scales_of_blocks(monkeypatch: pytest.MonkeyPatch) ->
 def test_products_of_blocks_are_checked_on_integers_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    judged: list[Operation] = []
-    monkeypatch.setattr(Operation, "fault", lambda self, *_: judged.append(self))
+    judged: list[bool] = []
+    monkeypatch.setattr(Operation, "fault", lambda *_, integers=False: judged.append(integers))
     provider = providers.parse("outblas", Operation("fp8-block"))
 
     assert provider.fault(Case(48, 256, 1024, torch.bfloat16)) is None
 
-    assert judged == [Operation("fp8-block", integers=True), Operation("fp8-block")]
+    assert judged == [True, False]
     assert provider.is_checked_exactly
 
 
@@ -164,7 +166,7 @@ def test_the_best_of_cublaslt_is_checked_before_torch_adds_to_it() -> None:
 def test_a_call_takes_other_weights(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outblas.api.matmul", lambda a, b, out: torch.mm(a, b, out=out))
     a, weights, out = torch.eye(2), torch.randn(2, 2), torch.empty(2, 2)
-    call = providers.parse(name).prepare(a, torch.eye(2), out)
+    call = providers.parse(name).prepare(a, torch.eye(2), out, Extras())
 
     call(weights)
 
@@ -194,7 +196,7 @@ def test_torch_compile_compiles_every_shape(compiled_graphs: list[Any]) -> None:
 
     for n in sizes:
         a, b, out = torch.eye(n), torch.full((n, n), float(n)), torch.empty(n, n)
-        providers.parse("torch.compile").prepare(a, b, out)()
+        providers.parse("torch.compile").prepare(a, b, out, Extras())()
         assert out.eq(n).all(), f"size {n}"
 
     assert len(compiled_graphs) == len(sizes)

@@ -19,6 +19,7 @@ def record(ratio: float | None = 1.05, spread: float = 0.002, **other: Any) -> d
         "dtype": "bfloat16",
         "layout": "nt",
         "mode": "burst",
+        "check": "exact",
     } | other
     if ratio is not None:
         made |= {"ratio": ratio, "ratio_low": ratio - spread, "ratio_high": ratio + spread}

@@ -1,6 +1,7 @@
 """The provider of DeepGEMM, whose package a stub stands for."""
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,9 +10,9 @@ import torch
 
 from outblas.base.grouped_shapes import GroupedWorkload
 from outblas.bench import grouped_providers, providers
-from outblas.bench.block_scaled import BlockScaled
-from outblas.bench.grouped import ScaledTask
+from outblas.bench.operands import BlockScaled
 from outblas.bench.operation import Operation
+from outblas.bench.tasks import GroupedTask
 from outblas.core.steps import Steps
 from outblas.verify.cases import Case
 from outblas.verify.kernels import Refused
@@ -88,7 +89,7 @@ def test_without_the_package_there_is_an_import_error(monkeypatch: pytest.Monkey
 
 
 # ---- groups
-GROUPS = ScaledTask(GroupedWorkload(3, 384, 144, 256), "nt")
+GROUPS = GroupedTask(GroupedWorkload(3, 384, 144, 256), "nt", has_scales=True)
 
 
 class GroupedStub:
@@ -116,8 +117,10 @@ def grouped_stub(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     return made
 
 
-def prepared_groups(task: ScaledTask = GROUPS) -> Any:
-    return grouped_providers.parse("deepgemm", OPERATION).prepare(*task.integers("cpu"))
+def prepared_groups(task: GroupedTask = GROUPS) -> Any:
+    return grouped_providers.parse("deepgemm", OPERATION).prepare(
+        *task.case(OPERATION, "cpu").operands(integers=True)
+    )
 
 
 def test_the_products_of_groups_pass_the_check(grouped_stub: GroupedStub) -> None:
@@ -137,12 +140,12 @@ def test_deepgemm_is_given_the_group_of_each_row(grouped_stub: GroupedStub) -> N
 
 def test_groups_that_are_no_multiples_are_refused(grouped_stub: GroupedStub) -> None:
     with pytest.raises(Refused, match="deepgemm takes groups of multiples of 128 rows, not 130"):
-        prepared_groups(ScaledTask(GroupedWorkload(3, 390, 144, 256), "nt"))
+        prepared_groups(replace(GROUPS, workload=GroupedWorkload(3, 390, 144, 256)))
 
 
 def test_groups_of_terms_are_refused(grouped_stub: GroupedStub) -> None:
     with pytest.raises(Refused, match="deepgemm takes groups of rows, not of terms"):
-        prepared_groups(ScaledTask(GroupedWorkload(3, 384, 144, 256, form="terms"), "nt"))
+        prepared_groups(replace(GROUPS, workload=GroupedWorkload(3, 384, 144, 256, form="terms")))
 
 
 def in_memory_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,5 +154,7 @@ def in_memory_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         Operation,
         "operands",
-        lambda self, shape, layout, device="cpu": operands(self, shape, layout, "cpu"),
+        lambda self, shape, layout, device="cpu", **how: operands(
+            self, shape, layout, "cpu", **how
+        ),
     )

@@ -15,12 +15,12 @@ from support.commands import invoke, refuses
 from support.torch_scaled_mm import ScaledMm
 
 from outblas.base.grouped_shapes import Distribution, GroupedWorkload, parse
-from outblas.bench import compare, grouped, grouped_providers
+from outblas.bench import compare, grouped_providers
 from outblas.bench.campaign import Campaign
-from outblas.bench.grouped import GroupedTask, ScaledTask
-from outblas.bench.grouped_providers import GroupedProvider
 from outblas.bench.operation import Operation
+from outblas.bench.providers import Provider
 from outblas.bench.record import Record
+from outblas.bench.tasks import GroupedTask, grouped_operands, grouped_tasks
 from outblas.cli.bench import row
 from outblas.verify.kernels import Refused
 
@@ -31,9 +31,9 @@ FP16, FP8 = Operation("float16"), Operation("fp8-block")
 ROWS = GroupedTask(GroupedWorkload(8, 100, 64, 32, "zipf"), "nt")
 TERMS = GroupedTask(GroupedWorkload(8, 100, 64, 32, "zipf", "terms"), "tn")
 # Groups of 7, 19, 6, 12, 37, 9, 5 and 5 rows; blocks of columns that are not whole.
-SCALED_ROWS = ScaledTask(GroupedWorkload(8, 100, 144, 512, "zipf"), "nt")
+SCALED_ROWS = GroupedTask(GroupedWorkload(8, 100, 144, 512, "zipf"), "nt", has_scales=True)
 # Groups of 0, 128, 0, 128, 256, 16, 0 and 0 terms.
-SCALED_TERMS = ScaledTask(GroupedWorkload(8, 528, 64, 48, "zipf", "terms"), "nt")
+SCALED_TERMS = replace(SCALED_ROWS, workload=GroupedWorkload(8, 528, 64, 48, "zipf", "terms"))
 OPERATIONS = {ROWS: FP16, TERMS: FP16, SCALED_ROWS: FP8, SCALED_TERMS: FP8}
 TASKS = pytest.mark.parametrize("task", OPERATIONS, ids=str)
 SCALED = pytest.mark.parametrize("task", [SCALED_ROWS, SCALED_TERMS], ids=str)
@@ -48,7 +48,7 @@ def scaled_mm(monkeypatch: pytest.MonkeyPatch) -> ScaledMm:
     return stub
 
 
-def parsed(name: str, task: GroupedTask) -> GroupedProvider:
+def parsed(name: str, task: GroupedTask) -> Provider:
     return grouped_providers.parse(name, OPERATIONS.get(task, FP8))
 
 
@@ -58,12 +58,12 @@ def said_of(task: GroupedTask, prepare: Prepare) -> str | None:
 
 
 def of_zeros(task: GroupedTask, dtype: torch.dtype = torch.float16) -> tuple[Tensor, ...]:
-    return grouped.operands(task, dtype, torch.zero_, torch.zero_, "cpu")
+    return grouped_operands(task, dtype, torch.zero_, torch.zero_, "cpu")
 
 
 # ---- tasks
 def test_a_backward_pass_reads_the_same_weights_by_their_other_dimension() -> None:
-    of_a, of_b = grouped.tasks(parse("8x100x64x32"), ["nt"], True, FP16)
+    of_a, of_b = grouped_tasks(parse("8x100x64x32"), ["nt"], True, FP16)
 
     assert (of_a.product, of_a.layout, of_a.shape) == ("dA", "nn", (100, 32, 64))
     assert (of_b.product, of_b.layout, of_b.shape) == ("dB", "tn", (32, 64, 100))
@@ -108,38 +108,38 @@ def test_operands_of_weight_gradients_are_contiguous_beside_the_terms() -> None:
             id="gradients of all experts are written",
         ),
         pytest.param(
-            ScaledTask(GroupedWorkload(8, 3, 144, 1024), "nt"),
+            GroupedTask(GroupedWorkload(8, 3, 144, 1024), "nt", has_scales=True),
             3 * (1024 + 4 * 8) + 3 * (144 * 1024 + 4 * 2 * 8) + 2 * 3 * 144,
             id="scales of rows",
         ),
         pytest.param(
-            ScaledTask(GroupedWorkload(8, 300, 144, 48, form="terms"), "nt"),
+            GroupedTask(GroupedWorkload(8, 300, 144, 48, form="terms"), "nt", has_scales=True),
             (48 + 144) * (300 + 4 * 3) + 2 * 8 * 48 * 144,
             id="scales of terms",
         ),
     ],
 )
 def test_bytes_are_those_that_a_call_needs(task: GroupedTask, moved: int) -> None:
-    assert task.bytes_moved(FP8 if isinstance(task, ScaledTask) else FP16) == moved
+    assert task.bytes_moved(FP8 if task.has_scales else FP16) == moved
 
 
 @pytest.mark.parametrize(
-    ("task", "text", "bound"),
+    ("operation", "text", "bound"),
     [
-        pytest.param(GroupedTask, "128x32768x1536x2048", True, id="256 rows an expert"),
-        pytest.param(GroupedTask, "128x32769x1536x2048", False, id="more rows"),
-        pytest.param(GroupedTask, "1x512x1024x1024", True, id="all of it fits twice into L2"),
-        pytest.param(GroupedTask, "128x256x1536x2048:terms", False, id="gradients"),
-        pytest.param(ScaledTask, "128x32768x1536x2048", True, id="256 scaled rows"),
-        pytest.param(ScaledTask, "4x32768x4096x7168", False, id="more scaled rows"),
+        pytest.param(FP16, "128x32768x1536x2048", True, id="256 rows an expert"),
+        pytest.param(FP16, "128x32769x1536x2048", False, id="more rows"),
+        pytest.param(FP16, "1x512x1024x1024", True, id="all of it fits twice into L2"),
+        pytest.param(FP16, "128x256x1536x2048:terms", False, id="gradients"),
+        pytest.param(FP8, "128x32768x1536x2048", True, id="256 scaled rows"),
+        pytest.param(FP8, "4x32768x4096x7168", False, id="more scaled rows"),
     ],
 )
 def test_calls_with_few_rows_an_expert_are_timed_cold(
-    task: type[GroupedTask], text: str, bound: bool
+    operation: Operation, text: str, bound: bool
 ) -> None:
-    operation = FP8 if task is ScaledTask else FP16
+    (task,) = grouped_tasks(parse(text), ["nt"], False, operation)
 
-    assert task(parse(text)[0], "nt").is_memory_bound(operation, 50 * MIB) is bound
+    assert task.is_memory_bound(operation, 50 * MIB) is bound
 
 
 # ---- the check
@@ -201,7 +201,7 @@ def test_a_group_without_terms_has_to_get_zeros() -> None:
 
 @pytest.mark.parametrize("place", [2, 3], ids=["scale_a", "scale_b"])
 @SCALED
-def test_one_wrong_scale_is_found(task: ScaledTask, place: int) -> None:
+def test_one_wrong_scale_is_found(task: GroupedTask, place: int) -> None:
     def doubled(scale: Tensor) -> Tensor:
         wrong = scale.clone()
         wrong[(-1,) * wrong.dim()] *= 2
@@ -211,14 +211,14 @@ def test_one_wrong_scale_is_found(task: ScaledTask, place: int) -> None:
 
 
 @SCALED
-def test_scales_that_are_powers_of_two_are_not_enough(task: ScaledTask) -> None:
+def test_scales_that_are_powers_of_two_are_not_enough(task: GroupedTask) -> None:
     """Products that are exact with integers, whose scales have no other bits, are checked with
     normal data too.
     """
     case = task.case(FP8, "cpu")
     prepare = instead(task, 2, lambda scale: scale.log2().floor().exp2())
 
-    assert case.fault_on(task.integers("cpu"), prepare, is_exact=True) is None
+    assert case.fault_on(prepare, integers=True) is None
     assert case.fault(prepare) is not None
 
 
@@ -226,7 +226,7 @@ def test_an_error_that_normal_data_hides_is_found_with_integers() -> None:
     prepare = changed(SCALED_ROWS, lambda out: out.copy_(out.float() + 0.005))
     case = SCALED_ROWS.case(FP8, "cpu")
 
-    assert case.fault_on(SCALED_ROWS.quantised("cpu"), prepare, is_exact=False) is None
+    assert case.fault_on(prepare, integers=False) is None
     assert case.fault(prepare) is not None
 
 
@@ -242,10 +242,12 @@ def test_a_result_of_another_dtype_is_wrong(task: GroupedTask, expected: str) ->
 
 
 # ---- providers
+def integers(task: GroupedTask) -> tuple[Tensor, ...]:
+    return task.case(OPERATIONS.get(task, FP8), "cpu").operands(integers=True)
+
+
 def prepared(name: str, task: GroupedTask) -> Any:
-    """A call on integers, or on zeros without scales."""
-    operands = task.integers("cpu") if isinstance(task, ScaledTask) else of_zeros(task)
-    return parsed(name, task).prepare(*operands)
+    return parsed(name, task).prepare(*integers(task))
 
 
 @pytest.mark.parametrize("task", [ROWS, SCALED_ROWS], ids=str)
@@ -258,7 +260,7 @@ def test_a_kernel_that_cannot_run_is_refused(task: GroupedTask) -> None:
 @pytest.mark.parametrize("task", [ROWS, SCALED_ROWS], ids=str)
 def test_calls_take_other_weights(name: str, task: GroupedTask) -> None:
     """As with cold weights."""
-    a, b, *others = task.integers("cpu") if isinstance(task, ScaledTask) else of_zeros(task)
+    a, b, *others = integers(task)
     call: Any = parsed(name, task).prepare(a.fill_(1), b, *others)
 
     assert call(torch.zeros_like(b).copy_(torch.ones(b.shape))).all()
@@ -272,7 +274,7 @@ def test_groups_of_rows_are_as_long_as_torch_takes_them(scaled_mm: ScaledMm) -> 
 
 
 def test_operands_and_scales_are_those_of_the_group(scaled_mm: ScaledMm) -> None:
-    operands = SCALED_TERMS.integers("cpu")
+    operands = integers(SCALED_TERMS)
 
     parsed("torch", SCALED_TERMS).prepare(*operands)()
 
@@ -295,7 +297,7 @@ def test_operands_and_scales_are_those_of_the_group(scaled_mm: ScaledMm) -> None
 )
 def test_sizes_that_torch_refuses_are_refused(workload: GroupedWorkload, message: str) -> None:
     with pytest.raises(Refused, match=message):
-        prepared("torch", ScaledTask(workload, "nt"))
+        prepared("torch", replace(SCALED_ROWS, workload=workload))
 
 
 # ---- campaigns
@@ -305,14 +307,13 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> VirtualGpu:
     device = VirtualGpu()
     install(device, monkeypatch)
     operands = tuple(torch.empty(1, dtype=torch.bfloat16) for _ in range(3))
-    for task in (GroupedTask, ScaledTask):
-        monkeypatch.setattr(task, "operands", lambda *_: operands)
+    monkeypatch.setattr(GroupedTask, "operands", lambda *_: operands)
     return device
 
 
-def provider(gpu: VirtualGpu, name: str, us: float, **how: Any) -> GroupedProvider:
+def provider(gpu: VirtualGpu, name: str, us: float, **how: Any) -> Provider:
     """A provider whose calls take that many µs."""
-    return GroupedProvider(name, "", lambda *_: lambda *_: gpu.launch(name, us), **how)
+    return Provider(name, "", lambda *_: lambda *_: gpu.launch(name, us), **how)
 
 
 def records(campaign: Campaign, task: GroupedTask, *modes: str) -> dict[str, Record]:
@@ -350,7 +351,7 @@ def test_nothing_is_timed_without_the_base_but_said(gpu: VirtualGpu) -> None:
     def prepare(*_: Any) -> Callable[[], None]:
         raise RuntimeError("expected bfloat16")
 
-    base = GroupedProvider("torch", "", prepare, trusted=True)
+    base = Provider("torch", "", prepare, trusted=True)
 
     timed = records(Campaign([base, provider(gpu, "ours", 1.0, trusted=True)], FP16), ROWS)
 
@@ -362,13 +363,10 @@ def test_nothing_is_timed_without_the_base_but_said(gpu: VirtualGpu) -> None:
 def test_what_torch_refuses_is_said_and_no_failure(
     gpu: VirtualGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = ScaledTask(GroupedWorkload(4, 64, 144, 768), "nt")
-    monkeypatch.setattr(ScaledTask, "operands", lambda *_: task.quantised("cpu"))
-    monkeypatch.setattr(
-        ScaledTask,
-        "case",
-        lambda *_: grouped.ScaledCase(task, torch.float8_e4m3fn, "cpu", torch.bfloat16),
-    )
+    task = replace(SCALED_ROWS, workload=GroupedWorkload(4, 64, 144, 768))
+    case = task.case(FP8, "cpu")
+    monkeypatch.setattr(GroupedTask, "operands", lambda *_: case.operands(integers=False))
+    monkeypatch.setattr(GroupedTask, "case", lambda *_: case)
     both = [grouped_providers.parse(name, FP8) for name in ("torch", "outblas")]
 
     base, ours = Campaign(both, FP8).run_tasks([task], ["burst"])
@@ -381,7 +379,8 @@ def test_what_torch_refuses_is_said_and_no_failure(
 # ---- comparisons
 def test_only_the_same_groups_are_compared() -> None:
     def report(distribution: Distribution, ratio: float) -> dict[str, Any]:
-        facts = {"provider": "outblas", "dtype": "bfloat16", "mode": "burst"}
+        names = {"provider": "outblas", "config": "", "check": "exact"}
+        facts = names | {"dtype": "bfloat16", "mode": "burst"}
         task = GroupedTask(GroupedWorkload(8, 100, 64, 32, distribution), "nt")
         figures = {"ratio": ratio, "ratio_low": ratio, "ratio_high": ratio}
         record = json.loads(json.dumps(facts | task.facts() | figures))

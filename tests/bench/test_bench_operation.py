@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from outblas.bench.block_scaled import BlockScaled
+from outblas.bench.operands import BlockScaled
 from outblas.bench.operation import Operation
 from outblas.core.epilogue import apply
 from outblas.core.steps import Steps
@@ -45,9 +45,9 @@ def test_scales_are_of_an_operand_or_of_rows_and_columns_or_of_blocks(
 ) -> None:
     operation = Operation(dtype)
 
-    extras = operation.extras(*operation.operands(SHAPE, "nt", "cpu"))
+    *_, extras = operation.operands(SHAPE, "nt", "cpu")
 
-    assert (extras.scale_a.shape, extras.scale_b.shape) == shapes
+    assert tuple(scale.shape for scale in extras.scales) == shapes
 
 
 # ---- what cannot be timed
@@ -93,15 +93,14 @@ OPERATIONS = [
 def in_float64(operation: Operation) -> Callable[..., Callable[[], torch.Tensor]]:
     """Calls that compute in float64 and round once."""
 
-    def prepare(a: Any, b: Any, out: Any) -> Callable[[], torch.Tensor]:
-        extras = operation.extras(a, b, out)
+    def prepare(a: Any, b: Any, out: Any, extras: Any) -> Callable[[], torch.Tensor]:
         if operation.scaling == "block":
-            left, right = BlockScaled(a, b, extras.scale_a, extras.scale_b).dequantised()
+            left, right = BlockScaled(a, b, *extras.scales).dequantised()
             x = left @ right
         else:
             x = a.double() @ b.double()
-            for scale in (extras.scale_a, extras.scale_b):
-                x = x if scale is None else x * scale
+            for scale in extras.scales:
+                x = x * scale
         x = x if extras.bias is None else x + extras.bias
         residual = None if extras.residual is None else extras.residual.double()
         return lambda: apply(x, operation.steps.activation, residual).to(out.dtype)
@@ -110,89 +109,90 @@ def in_float64(operation: Operation) -> Callable[..., Callable[[], torch.Tensor]
 
 
 SCALED = [Operation(f"fp8{scaling}") for scaling in ("", "-rowwise", "-block")]
-INTEGERS = Operation("fp8-block", integers=True)
+BLOCKS = SCALED[-1]
+CHECKS = pytest.mark.parametrize(
+    ("operation", "integers"),
+    [
+        *(pytest.param(operation, False, id=str(operation)) for operation in OPERATIONS + SCALED),
+        pytest.param(BLOCKS, True, id="integers"),
+    ],
+)
 
 
-@pytest.mark.parametrize("operation", [*OPERATIONS, *SCALED, INTEGERS], ids=str)
-def test_results_that_are_rounded_once_pass(operation: Operation) -> None:
-    assert operation.fault(in_float64(operation), SHAPE, "cpu") is None
+@CHECKS
+def test_results_that_are_rounded_once_pass(operation: Operation, integers: bool) -> None:
+    assert operation.fault(in_float64(operation), SHAPE, "cpu", integers=integers) is None
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=str)
 def test_torchs_own_functions_compute_the_same(operation: Operation) -> None:
-    a, b, out = operation.operands(SHAPE, "nt", "cpu")
-    extras = operation.extras(a, b, out)
+    a, b, out, extras = operation.operands(SHAPE, "nt", "cpu")
 
-    found = operation.by_torch(a, b, None, extras)
+    result = operation.by_torch(a, b, None, extras)
 
-    torch.testing.assert_close(found, in_float64(operation)(a, b, out)(), rtol=0.05, atol=0.1)
-
-
-@pytest.mark.parametrize("operation", [*OPERATIONS, *SCALED, INTEGERS], ids=str)
-def test_one_wrong_element_is_found(operation: Operation) -> None:
-    def prepare(a: Any, b: Any, out: Any) -> Callable[[], torch.Tensor]:
-        right = in_float64(operation)(a, b, out)()
-        right[5, 7] += 0.5
-        return lambda: right
-
-    said = operation.fault(prepare, SHAPE, "cpu")
-
-    assert said is not None
-    assert said.startswith("wrong: 1 of ")
-    assert said.endswith("first at [5, 7]")
+    expected = in_float64(operation)(a, b, out, extras)()
+    torch.testing.assert_close(result, expected, rtol=0.05, atol=0.1)
 
 
-@pytest.mark.parametrize("name", ["scale_a", "scale_b"])
-def test_a_scale_of_another_block_is_found(name: str) -> None:
-    def prepare(a: Any, b: Any, out: Any) -> Callable[[], torch.Tensor]:
-        extras = INTEGERS.extras(a, b, out)
-        scales = {"scale_a": extras.scale_a, "scale_b": extras.scale_b}
-        scales[name] = scales[name].roll(1, int(name == "scale_a"))
-        left, right = BlockScaled(a, b, **scales).dequantised()
+@CHECKS
+def test_one_wrong_element_is_found(operation: Operation, integers: bool) -> None:
+    def prepare(*operands: Any) -> Callable[[], torch.Tensor]:
+        result = in_float64(operation)(*operands)()
+        result[5, 7] += 0.5
+        return lambda: result
+
+    fault = operation.fault(prepare, SHAPE, "cpu", integers=integers)
+
+    assert fault is not None
+    assert fault.startswith("wrong: 1 of ")
+    assert fault.endswith("first at [5, 7]")
+
+
+@pytest.mark.parametrize("operand", [0, 1], ids=["scale_a", "scale_b"])
+def test_a_scale_of_another_block_is_found(operand: int) -> None:
+    def prepare(a: Any, b: Any, out: Any, extras: Any) -> Callable[[], torch.Tensor]:
+        scales = list(extras.scales)
+        scales[operand] = scales[operand].roll(1, 1 - operand)
+        left, right = BlockScaled(a, b, *scales).dequantised()
         return lambda: (left @ right).to(out.dtype)
 
-    said = INTEGERS.fault(prepare, (48, 64, 1024), "cpu")
+    fault = BLOCKS.fault(prepare, (48, 64, 1024), "cpu", integers=True)
 
-    assert said is not None
-    assert said.startswith("wrong: ")
+    assert fault is not None
+    assert fault.startswith("wrong: ")
 
 
 @pytest.mark.parametrize(
-    ("operation", "expected"),
+    ("operation", "is_exact"),
     [
-        (Operation("fp8-block"), INTEGERS),
-        (Operation("fp8-block", Steps(bias=True)), None),
-        (Operation("fp8-rowwise"), None),
+        (BLOCKS, True),
+        (Operation("fp8-block", Steps(bias=True)), False),
+        (Operation("fp8-rowwise"), False),
     ],
     ids=["blocks", "blocks with a bias", "rows"],
 )
 def test_block_scaled_products_without_an_epilogue_have_exact_ones(
-    operation: Operation, expected: Operation | None
+    operation: Operation, is_exact: bool
 ) -> None:
-    assert operation.on_integers() == expected
+    assert operation.has_exact_blocks == is_exact
 
 
 def test_nan_is_wrong() -> None:
-    operation = OPERATIONS[0]
+    def prepare(a: Any, b: Any, out: Any, extras: Any) -> Callable[[], torch.Tensor]:
+        return lambda: torch.full_like(out, torch.nan)
 
-    said = operation.fault(lambda a, b, out: lambda: torch.full_like(out, torch.nan), SHAPE, "cpu")
+    fault = OPERATIONS[0].fault(prepare, SHAPE, "cpu")
 
-    assert said == "wrong: 3072 of 3072 elements, first at [0, 0]"
-
-
-@pytest.fixture
-def prepared() -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """The operands and the output of each call that was prepared, as they were then."""
-    return []
+    assert fault == "wrong: 3072 of 3072 elements, first at [0, 0]"
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
-def test_a_call_is_checked_with_operands_of_its_layout(layout: str, prepared: list[Any]) -> None:
-    def prepare(a: Any, b: Any, out: Any) -> Callable[[], torch.Tensor]:
-        prepared.append((a, b, out.clone()))
-        return in_float64(OPERATIONS[0])(a, b, out)
+def test_a_call_is_checked_with_operands_of_its_layout(layout: str) -> None:
+    strides: list[list[bool]] = []
+
+    def prepare(a: Any, b: Any, out: Any, extras: Any) -> Callable[[], torch.Tensor]:
+        strides.append([a.stride(-1) == 1, b.stride(-1) == 1])
+        return in_float64(OPERATIONS[0])(a, b, out, extras)
 
     assert OPERATIONS[0].fault(prepare, SHAPE, "cpu", layout) is None
-
-    ((a, b, _),) = prepared
-    assert [a.stride(-1) == 1, b.stride(-1) == 1] == [letter == "n" for letter in layout]
+    assert strides == [[letter == "n" for letter in layout]]

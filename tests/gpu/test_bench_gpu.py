@@ -16,12 +16,13 @@ from typer.testing import CliRunner
 
 from outblas.base import grouped_shapes
 from outblas.base.shapes import LAYOUTS
-from outblas.bench import campaign, cold, grouped, grouped_providers, providers, sustained
+from outblas.bench import campaign, cold, grouped_providers, providers, sustained
 from outblas.bench.campaign import Campaign
 from outblas.bench.clock import Clock
 from outblas.bench.operation import Operation
 from outblas.bench.power import EnergyMeter
 from outblas.bench.record import Record
+from outblas.bench.tasks import grouped_tasks
 from outblas.cli import app
 from outblas.core.steps import Steps
 from outblas.verify.cases import Case
@@ -87,7 +88,7 @@ def test_sustained_turns_alternate_and_have_their_energy(monkeypatch: pytest.Mon
 
 
 def test_a_wrong_kernel_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def prepare(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Callable[[], None]:
+    def prepare(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, _: Any) -> Callable[[], None]:
         def call() -> None:
             torch.mm(a, b, out=out)
             out[-1, -1] = torch.inf
@@ -198,7 +199,7 @@ def grouped_records(dtype: str, shapes: str, names: tuple[str, ...], mode: str) 
     """
     operation = Operation(dtype)
     base, *others = (grouped_providers.parse(name, operation) for name in ("torch", *names))
-    tasks = list(grouped.tasks(grouped_shapes.parse(shapes), ["nt"], False, operation))
+    tasks = list(grouped_tasks(grouped_shapes.parse(shapes), ["nt"], False, operation))
     assert [task.case(operation).fault(base.prepare) for task in tasks] == [None] * len(tasks)
     campaign = Campaign([base, *others], operation, SHORT_ROUNDS)
     return list(campaign.run_tasks(tasks, [mode]))

@@ -102,7 +102,7 @@ class VirtualGpu:
             if call is not None:
                 call()
 
-        return turn.graph(one, calls)
+        return turn.graph([one] * calls)
 
 
 class VirtualEvent:

@@ -3,11 +3,12 @@ round, in balanced order.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 
+from outblas.base import progress
 from outblas.bench import schedule
 from outblas.bench.clock import Clock
 from outblas.bench.turn import Batch, Call
@@ -31,19 +32,19 @@ def run(
     *,
     rounds: int,
     idle: float = IDLE_SECONDS,
-    progress: Callable[[], None] = lambda: None,
+    name: str = "burst",
 ) -> dict[str, Samples]:
     """Times every (warm call, batch) in each of `rounds` rounds on the current CUDA device, each
-    after `idle` seconds.
+    after `idle` seconds. Progress is reported under a `name`.
     """
-    samples = {name: Samples() for name in batches}
-    for order in schedule.rounds(list(batches), rounds):
-        for name in order:
-            warm, batch = batches[name]
+    samples = {label: Samples() for label in batches}
+    for number, order in enumerate(schedule.rounds(list(batches), rounds), 1):
+        for label in order:
+            warm, batch = batches[label]
             us, mhz = _turn(warm, batch, clock, idle)
-            samples[name].us.append(us)
-            samples[name].mhz.append(mhz)
-        progress()
+            samples[label].us.append(us)
+            samples[label].mhz.append(mhz)
+        progress.say(f"{name}, round {number} of {rounds}")
     return samples
 
 

@@ -3,16 +3,17 @@ one record.
 """
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from outblas.base import progress
-from outblas.base.shapes import Shape, backward, to_text
+from outblas.base.shapes import Shape
 from outblas.bench import burst, cold, schedule, sustained, turn
 from outblas.bench.clock import Clock
 from outblas.bench.operation import Operation
@@ -26,12 +27,11 @@ from outblas.bench.record import (
     UNCHECKED,
     Device,
     Record,
-    bytes_moved,
     energy,
     figures,
 )
 from outblas.bench.statistics import BURST_TOLERANCE, SUSTAINED_TOLERANCE, ratio
-from outblas.verify.cases import Case
+from outblas.bench.tasks import Operands, Task, tasks
 from outblas.verify.kernels import Refused
 from outblas.verify.watchdog import watchdog
 
@@ -54,63 +54,8 @@ class _Entrant:
 
 
 Entrants = dict[str, _Entrant]  # by label, the base first
-Found = dict[str, dict[str, Any]]  # the figures of each
-Operands = tuple[torch.Tensor, ...]
-
-
-class Task(Protocol):
-    """What a campaign times at a time: one product, or the products of all groups."""
-
-    @property
-    def shape(self) -> Shape:
-        """The sizes (M, N, K) that its FLOP come from."""
-
-    def operands(self, operation: Operation) -> Operands:
-        """Returns what calls are prepared with, on the current GPU. The weights are the second."""
-
-    def case(self, operation: Operation) -> Any:
-        """Returns what providers are checked with."""
-
-    def bytes_moved(self, operation: Operation) -> int:
-        """Returns the bytes of the operands that are read and of the result."""
-
-    def is_memory_bound(self, operation: Operation, l2_bytes: int) -> bool:
-        """Returns whether it is also timed with cold weights."""
-
-    def facts(self) -> dict[str, Any]:
-        """Returns the fields of a record that say what was timed."""
-
-
-@dataclass(frozen=True)
-class GemmTask:
-    """One product to time. `product` is "", or "dA" or "dB" for a gradient."""
-
-    shape: Shape
-    layout: str
-    product: str = ""
-
-    def __str__(self) -> str:
-        return " ".join(part for part in (to_text(self.shape), self.layout, self.product) if part)
-
-    def operands(self, operation: Operation) -> Operands:
-        return operation.operands(self.shape, self.layout)
-
-    def case(self, operation: Operation) -> Case:
-        return Case(
-            *self.shape,
-            operation.out_dtype,
-            layout=self.layout,
-            tf32=operation.dtype == "tf32",
-        )
-
-    def bytes_moved(self, operation: Operation) -> int:
-        return bytes_moved(self.shape, *operation.operand_bytes)
-
-    def is_memory_bound(self, operation: Operation, l2_bytes: int) -> bool:
-        return cold.is_memory_bound(self.shape, operation.operand_bytes, l2_bytes)
-
-    def facts(self) -> dict[str, Any]:
-        return {"shape": self.shape, "layout": self.layout, "product": self.product}
+Figures = dict[str, dict[str, Any]]  # fields of a record, by label
+Batches = dict[str, tuple[turn.Call, turn.Batch]]  # warm calls and batches, by label
 
 
 class Campaign:
@@ -169,7 +114,8 @@ class Campaign:
             torch.set_float32_matmul_precision(before)
 
     def _task(self, task: Task, modes: Sequence[str]) -> Iterator[Record]:
-        modes = [mode for mode in modes if mode != "cold" or self._is_memory_bound(task)]
+        is_memory_bound = task.is_memory_bound(self.operation, self._device.l2_bytes)
+        modes = [mode for mode in modes if mode != "cold" or is_memory_bound]
         try:
             operands = task.operands(self.operation)
         except torch.OutOfMemoryError:
@@ -178,31 +124,20 @@ class Campaign:
             return
         checks: list[tuple[Provider, str]] = []
         entrants: Entrants = {}
-        for provider in progress.counted(self.providers, lambda each: f"{each.label}: checking"):
+        for provider in progress.counted(
+            self.providers, lambda provider: f"{provider.label}: checking"
+        ):
             check, entrant = self._enter(provider, task, operands)
             checks.append((provider, check))
             if entrant is not None:
                 entrants[provider.label] = entrant
         for mode in modes:
-            has_base = self.base in entrants
-            timed = self._timed(mode, task, entrants, operands[1]) if has_base else {}
+            timed = self._timed(mode, task, entrants, operands[1]) if self.base in entrants else {}
             for provider, check in checks:
                 yield self._record(provider, task, mode, check, **timed.get(provider.label, {}))
 
-    def _timed(self, mode: str, task: Task, entrants: Entrants, weights: torch.Tensor) -> Found:
-        match mode:
-            case "burst":
-                return self._burst(task, entrants)
-            case "cold":
-                return self._cold(task, entrants, weights)
-            case _:
-                return self._sustained(task, entrants)
-
-    def _is_memory_bound(self, task: Task) -> bool:
-        return task.is_memory_bound(self.operation, self._device.l2_bytes)
-
     def _record(
-        self, provider: Provider, task: Task, mode: str, check: str, **found: Any
+        self, provider: Provider, task: Task, mode: str, check: str, **figures: Any
     ) -> Record:
         return Record(
             provider=provider.name,
@@ -213,10 +148,12 @@ class Campaign:
             epilogue=str(provider.operation.steps),
             batch_invariant=self.operation.batch_invariant,
             **task.facts(),
-            **found,
+            **figures,
         )
 
-    def _enter(self, provider: Provider, task: Task, operands: Any) -> tuple[str, _Entrant | None]:
+    def _enter(
+        self, provider: Provider, task: Task, operands: Operands
+    ) -> tuple[str, _Entrant | None]:
         """Returns the oracle's result, and the call on this task's operands if it passed.
 
         An exception of a provider only skips this task for that provider, unless the device is
@@ -244,75 +181,57 @@ class Campaign:
             return UNCHECKED, entrant
         return EXACT if provider.is_checked_exactly else BOUNDED, entrant
 
-    def _figures(
-        self, task: Task, label: str, samples: Mapping[str, burst.Samples]
-    ) -> dict[str, Any]:
-        """Returns the figures of one provider, from its times and those of the base in the same
-        rounds.
-        """
-        us, mhz = samples[label].us, samples[label].mhz
-        spread = ratio(samples[self.base].us, us)
-        best = ratio(samples[BEST].us, us).median if BEST in samples else None
-        moved = task.bytes_moved(self.operation)
-        return {
-            **figures(task.shape, us, mhz, spread, self._device, moved),
-            "verdict": spread.verdict(BURST_TOLERANCE),
-            "ratio_best": best,
-            "rounds": len(us),
-        }
-
-    def _burst(self, task: Task, entrants: Entrants) -> Found:
-        rounds = schedule.whole_rounds(len(entrants), self.rounds["burst"])
+    def _timed(self, mode: str, task: Task, entrants: Entrants, weights: torch.Tensor) -> Figures:
+        """Returns the figures of a mode; none where its batches take too much memory."""
+        if mode == "sustained":
+            return self._sustained(task, entrants)
         short = _short(entrants)
-        calls = {
-            label: turn.graph_calls(e.us) if short else turn.CALLS for label, e in entrants.items()
-        }
-        batches = {
-            label: (e.call, turn.graph(e.call, calls[label]) if short else turn.eager(e.call))
-            for label, e in entrants.items()
-        }
-        say = _counter("burst", rounds)
-        samples = burst.run(batches, self._clock, rounds=rounds, progress=say)
-        apart = self._apart(task, entrants, min(calls.values())) if short else {}
-        return {
-            label: {
-                **self._figures(task, label, samples),
-                **apart.get(label, {}),
-                "calls": calls[label],
-                "graph": short,
-                "host_us": e.host_us,
-            }
-            for label, e in entrants.items()
-        }
-
-    def _cold(self, task: Task, entrants: Entrants, b: torch.Tensor) -> Found:
-        """Times bursts over copies of the weights."""
-        short = _short(entrants)
-        progress.say("cold: copying the weights")
         try:
-            weights = cold.copies(b, self._device.l2_bytes)
-            batches = {
-                # The warm call takes the last copy of a batch, not its first.
-                label: (
-                    partial(e.call, weights[-1]),
-                    cold.batch(e.call, weights, e.us, short=short),
-                )
-                for label, e in entrants.items()
-            }
+            batches = (
+                _cold_batches(entrants, short, weights, self._device.l2_bytes)
+                if mode == "cold"
+                else _warm_batches(entrants, short)
+            )
         except torch.OutOfMemoryError:
             return {}
-        rounds = schedule.whole_rounds(len(entrants), self.rounds["cold"])
-        say = _counter("cold", rounds)
-        samples = burst.run(batches, self._clock, rounds=rounds, progress=say)
-        found = {}
-        for label in entrants:
-            of_label = self._figures(task, label, samples)
-            of_label["bandwidth_share"] = of_label["gbs"] / self.copy_gbs
-            of_label["calls"], of_label["graph"] = batches[label][1].calls, short
-            found[label] = of_label
-        return found
+        samples = self._burst(batches, mode)
+        by_label: Figures = {}
+        for label, (_, batch) in batches.items():
+            us, mhz = samples[label].us, samples[label].mhz
+            best = ratio(samples[BEST].us, us).median if BEST in samples else None
+            by_label[label] = {
+                **self._figures(task, us, mhz, samples[self.base].us, BURST_TOLERANCE),
+                "ratio_best": best,
+                "calls": batch.calls,
+                "graph": short,
+            }
+        if mode == "cold":
+            for fields in by_label.values():
+                fields["bandwidth_share"] = fields["gbs"] / self.copy_gbs
+            return by_label
+        apart = self._apart(entrants, min(b.calls for _, b in batches.values())) if short else {}
+        for label, entrant in entrants.items():
+            by_label[label] |= {**apart.get(label, {}), "host_us": entrant.host_us}
+        return by_label
 
-    def _apart(self, task: Task, entrants: Entrants, calls: int) -> dict[str, dict[str, float]]:
+    def _burst(self, batches: Batches, mode: str, name: str = "") -> dict[str, burst.Samples]:
+        rounds = schedule.whole_rounds(len(batches), self.rounds[mode])
+        return burst.run(batches, self._clock, rounds=rounds, name=name or mode)
+
+    def _figures(
+        self,
+        task: Task,
+        us: Sequence[float],
+        mhz: Sequence[float],
+        base_us: Sequence[float],
+        tolerance: float,
+    ) -> dict[str, Any]:
+        """Returns the figures of one provider, from its times and those of the base beside them."""
+        spread, moved = ratio(base_us, us), task.bytes_moved(self.operation)
+        timed = figures(task.shape, us, mhz, spread, self._device, moved)
+        return {**timed, "verdict": spread.verdict(tolerance)}
+
+    def _apart(self, entrants: Entrants, calls: int) -> Figures:
         """Times short calls once more, with a foreign kernel before each; its own time is
         subtracted round by round.
         """
@@ -321,9 +240,7 @@ class Campaign:
             label: (e.call, turn.graph_apart(e.call, calls)) for label, e in entrants.items()
         }
         batches[""] = (alone.run, alone)
-        rounds = schedule.whole_rounds(len(batches), self.rounds["burst"])
-        say = _counter("burst, apart", rounds)
-        samples = burst.run(batches, self._clock, rounds=rounds, progress=say)
+        samples = self._burst(batches, "burst", "burst, apart")
         foreign = samples.pop("").us
         times = {
             label: [us - other for us, other in zip(sample.us, foreign, strict=True)]
@@ -340,61 +257,51 @@ class Campaign:
             if min(*us, *times[self.base]) > 0
         }
 
-    def _sustained(self, task: Task, entrants: Entrants) -> Found:
+    def _sustained(self, task: Task, entrants: Entrants) -> Figures:
         passes, short = self.rounds["sustained"], _short(entrants)
         batches = {}
         for label, e in entrants.items():
-            one = turn.graph(e.call, turn.graph_calls(e.us)) if short else turn.eager(e.call, 1)
+            one = turn.graph([e.call] * turn.graph_calls(e.us)) if short else turn.eager([e.call])
             repeats = max(1, round(sustained.BATCH_US / (e.us * one.calls)))
-            batches[label] = turn.Batch(turn.eager(one.run, repeats).run, one.calls * repeats)
-        turns_of_all = len(schedule.turns(self.base, [*batches][1:], passes))
-        say = _counter("sustained", turns_of_all)
-        done = sustained.run(
-            batches, self.base, self._clock, self._meter, passes=passes, progress=say
-        )
-        paired = sustained.pair(done, self.base)
-        best = _median_us(paired[BEST][0]) if BEST in paired else None
-        found: Found = {}
-        for label, (turns, base) in paired.items():
-            us, mhz, watts = ([getattr(t, name) for t in turns] for name in ("us", "mhz", "watts"))
-            spread = ratio(base, us)
-            found[label] = {
-                **figures(
-                    task.shape, us, mhz, spread, self._device, task.bytes_moved(self.operation)
-                ),
+            batches[label] = turn.Batch(turn.eager([one.run] * repeats).run, one.calls * repeats)
+        done = sustained.run(batches, self.base, self._clock, self._meter, passes=passes)
+        by_label: Figures = {}
+        for label, (turns, base_us) in sustained.pair(done, self.base).items():
+            us, mhz, watts = zip(*((t.us, t.mhz, t.watts) for t in turns), strict=True)
+            by_label[label] = {
+                **self._figures(task, us, mhz, base_us, SUSTAINED_TOLERANCE),
                 **energy(task.shape, us, watts),
-                "verdict": spread.verdict(SUSTAINED_TOLERANCE),
-                "ratio_best": best / statistics.median(us) if best else None,
-                "rounds": len(turns),
                 "calls": batches[label].calls,
                 "graph": short,
             }
-        return found
+        if BEST in by_label:
+            for fields in by_label.values():
+                fields["ratio_best"] = by_label[BEST]["us"] / fields["us"]
+        return by_label
 
 
-def tasks(shapes: Sequence[Shape], layouts: Sequence[str], of_backward: bool) -> list[GemmTask]:
-    """Returns the products of a campaign, or those of their backward passes, without duplicates."""
-    forward = [GemmTask(shape, layout) for layout in layouts for shape in shapes]
-    if not of_backward:
-        return forward
-    pairs = [backward(task.shape, task.layout) for task in forward]
-    return [GemmTask(shape, layout, name) for pair in pairs for name, shape, layout in pair]
+def _warm_batches(entrants: Entrants, short: bool) -> Batches:
+    return {
+        label: (
+            e.call,
+            turn.graph([e.call] * turn.graph_calls(e.us))
+            if short
+            else turn.eager([e.call] * turn.CALLS),
+        )
+        for label, e in entrants.items()
+    }
 
 
-def _counter(text: str, total: int) -> Callable[[], None]:
-    """Returns a function to call after each round."""
-    done = 0
-
-    def say() -> None:
-        nonlocal done
-        done += 1
-        progress.say(f"{text}, round {done} of {total}")
-
-    return say
-
-
-def _median_us(turns: Sequence[sustained.Turn]) -> float:
-    return statistics.median(each.us for each in turns)
+def _cold_batches(entrants: Entrants, short: bool, weights: torch.Tensor, l2_bytes: int) -> Batches:
+    """Returns batches over copies of the weights. The warm call takes the last copy of a batch, not
+    its first.
+    """
+    progress.say("cold: copying the weights")
+    copies = cold.copies(weights, l2_bytes)
+    return {
+        label: (partial(e.call, copies[-1]), cold.batch(e.call, copies, e.us, short=short))
+        for label, e in entrants.items()
+    }
 
 
 def _short(entrants: Entrants) -> bool:
@@ -406,12 +313,10 @@ def _short(entrants: Entrants) -> bool:
 
 def distinct(providers: Sequence[Provider]) -> list[Provider]:
     """Gives providers different names: `cublas` listed twice is timed twice, against itself."""
-    found: dict[str, Provider] = {}
+    counts: Counter[str] = Counter()
+    renamed = []
     for provider in providers:
-        count = sum(
-            other.name.partition(" ")[0] == provider.name and other.config == provider.config
-            for other in found.values()
-        )
-        renamed = replace(provider, name=f"{provider.name} ({count + 1})") if count else provider
-        found[renamed.label] = renamed
-    return list(found.values())
+        counts[provider.label] += 1
+        name, count = provider.name, counts[provider.label]
+        renamed.append(replace(provider, name=f"{name} ({count})") if count > 1 else provider)
+    return renamed

@@ -5,28 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from outblas.base.grouped_shapes import GroupedWorkload
-from outblas.base.shapes import to_text
+from outblas.bench.record import Record
 from outblas.bench.statistics import BURST_TOLERANCE, SUSTAINED_TOLERANCE
 
-# The fields by which two records belong to the same measurement. Files lack those that are null.
-_SAME = (
+# The fields by which two records belong to the same measurement.
+_SAME = attrgetter(
     *("provider", "config", "shape", "dtype", "layout", "mode", "epilogue", "batch_invariant"),
     *("product", "experts", "form", "distribution"),
 )
-Key = tuple[Any, ...]
+_RATIOS = attrgetter("ratio_low", "ratio", "ratio_high")
 
 
 @dataclass(frozen=True)
 class Change:
-    """One measurement in both campaigns. The ratios are to the base in the same rounds; `tolerance`
-    is how much two runs of the same program may differ.
+    """One measurement in both campaigns, as it is now. The ratios are to the base in the same
+    rounds; `tolerance` is how much two runs of the same program may differ.
     """
 
-    key: Key
+    record: Record
     before: float
     after: float
     tolerance: float
@@ -34,14 +34,7 @@ class Change:
     @property
     def name(self) -> str:
         """The name in messages: `outblas 4096 nt burst`."""
-        provider, config, shape, _, layout, mode, epilogue, invariant, product, *groups = self.key
-        experts, form, distribution = groups
-        label = f"{provider}[{config}]" if config else provider
-        size = to_text(shape)
-        if experts is not None:
-            size = str(GroupedWorkload.of(experts, shape, distribution, form))
-        extra = epilogue, "batch-invariant" if invariant else "", product
-        return " ".join(part for part in (label, size, layout, mode, *extra) if part)
+        return _name(self.record)
 
     @property
     def verdict(self) -> str:
@@ -67,11 +60,14 @@ class Comparison:
 def load(path: Path) -> dict[str, Any]:
     """Reads a report that `outblas bench --save` wrote. Raises ValueError for any other file."""
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
+        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        _timed(report["results"])
     except (OSError, ValueError) as error:
         raise ValueError(f"--against is {path}, but it cannot be read: {error}") from None
-    if not isinstance(report, dict) or not isinstance(report.get("results"), list):
-        raise ValueError(f"--against is {path}, expected a file that `outblas bench --save` wrote")
+    except (AttributeError, KeyError, TypeError):
+        raise ValueError(
+            f"--against is {path}, expected a file that `outblas bench --save` wrote"
+        ) from None
     return report
 
 
@@ -86,24 +82,28 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Comparison:
     if gpus[0] != gpus[1]:
         raise ValueError(f"--against was measured on {gpus[0]}, expected this GPU, {gpus[1]}")
     earlier, later = _timed(before["results"]), _timed(after["results"])
-    changes = [_change(key, earlier[key], later[key]) for key in earlier if key in later]
-    missing = [_change(key, earlier[key], earlier[key]).name for key in earlier if key not in later]
+    changes = [_change(earlier[key], later[key]) for key in earlier if key in later]
+    missing = [_name(earlier[key]) for key in earlier if key not in later]
     return Comparison(tuple(changes), tuple(missing))
 
 
-def _timed(records: Sequence[Mapping[str, Any]]) -> dict[Key, Mapping[str, Any]]:
-    return {_key(record): record for record in records if record.get("ratio") is not None}
-
-
-def _key(record: Mapping[str, Any]) -> Key:
-    values = {name: record.get(name) or None for name in _SAME}
-    return tuple((values | {"shape": tuple(record["shape"])}).values())
-
-
-def _change(key: Key, before: Mapping[str, Any], after: Mapping[str, Any]) -> Change:
-    tolerance = SUSTAINED_TOLERANCE if before.get("mode") == "sustained" else BURST_TOLERANCE
-    spreads = [
-        (record.get("ratio_high", record["ratio"]) - record.get("ratio_low", record["ratio"])) / 2
-        for record in (before, after)
+def _timed(entries: Sequence[Mapping[str, Any]]) -> dict[Any, Record]:
+    """Returns the records with a ratio; files lack the fields that are null."""
+    records = [
+        Record(**{**entry, "shape": tuple(entry["shape"])})
+        for entry in entries
+        if entry.get("ratio") is not None
     ]
-    return Change(key, before["ratio"], after["ratio"], max(tolerance, *spreads))
+    return {_SAME(record): record for record in records}
+
+
+def _change(before: Record, after: Record) -> Change:
+    tolerance = SUSTAINED_TOLERANCE if before.mode == "sustained" else BURST_TOLERANCE
+    (low, old, high), (low_now, now, high_now) = map(_RATIOS, (before, after))
+    return Change(after, old, now, max(tolerance, (high - low) / 2, (high_now - low_now) / 2))
+
+
+def _name(record: Record) -> str:
+    invariant = "batch-invariant" if record.batch_invariant else ""
+    parts = record.label, record.size, record.layout, record.mode, record.epilogue, invariant
+    return " ".join(filter(None, (*parts, record.product)))

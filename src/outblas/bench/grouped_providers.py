@@ -4,20 +4,18 @@ called, their kernels by name, and DeepGEMM.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import torch
 
 from outblas.base.compat.torch_private import scaled_mm as cublas_scaled_mm
 from outblas.bench import deepgemm
-from outblas.bench.block_scaled import K_MULTIPLE, by_columns
-from outblas.bench.grouped import Prepare, blocks
+from outblas.bench.operands import K_MULTIPLE, by_columns
 from outblas.bench.operation import Operation
-from outblas.bench.providers import DEEPGEMM, PLAIN, Call, Provider
+from outblas.bench.providers import DEEPGEMM, PLAIN, Call, Prepare, Provider
 from outblas.bench.record import GROUPED_BASE
+from outblas.bench.tasks import blocks
 from outblas.core.fp8 import BLOCK
 from outblas.torch_ops.grouped_mm import HOPPER, KERNELS, PORTABLE, grouped_mm
 from outblas.torch_ops.scaled_grouped_mm import scaled_grouped_mm
@@ -32,21 +30,7 @@ _TORCH_MULTIPLE = 16
 _TORCH_ROWS = 8
 
 
-@dataclass(frozen=True)
-class GroupedProvider(Provider):
-    """A provider of grouped products; it prepares calls from the operands of a task."""
-
-    prepare: Prepare
-
-    def fault(self, case: Any) -> str | None:
-        """Returns what is wrong with this provider's results, or None. Raises Refused."""
-        if self.trusted:
-            return None
-        fault: str | None = case.fault(self.prepare)
-        return fault
-
-
-def parse(name: str, operation: Operation = PLAIN) -> GroupedProvider:
+def parse(name: str, operation: Operation = PLAIN) -> Provider:
     """Returns the provider of a name: `torch`, `outblas`, a kernel of `outblas.grouped_mm`, or with
     scales of blocks `deepgemm`.
 
@@ -62,13 +46,17 @@ def parse(name: str, operation: Operation = PLAIN) -> GroupedProvider:
             f"--kernels has {name!r}, expected some of {', '.join(named)} "
             f"with --dtype {operation.dtype}"
         )
-    return GroupedProvider(name, "", named[name], trusted=name == GROUPED_BASE)
+    return Provider(name, "", named[name], trusted=name == GROUPED_BASE)
 
 
-def runnable(device: torch.device) -> tuple[str, ...]:
-    """Returns the names of the kernels that run on a device."""
+def competitors(
+    chosen: list[Provider], operation: Operation, device: torch.device
+) -> list[Provider]:
+    """Returns torch, and the chosen providers, by default the kernels that run on a device."""
     on_sm90 = torch.cuda.get_device_capability(device) == (9, 0)
-    return (HOPPER, PORTABLE) if on_sm90 else (PORTABLE,)
+    runnable = (HOPPER, PORTABLE) if on_sm90 else (PORTABLE,)
+    kernels = chosen or [parse(name, operation) for name in runnable]
+    return [parse(GROUPED_BASE, operation), *kernels]
 
 
 def _outblas(kernel: str | None, a: Tensor, b: Tensor, *scales_and_offs: Tensor) -> Call:

@@ -8,28 +8,22 @@ results of either against float64.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from outblas.base.compat.torch_private import scaled_mm as cublas_scaled_mm
 from outblas.base.shapes import Shape
-from outblas.bench.block_scaled import (
-    K_MULTIPLE,
-    BlockScaled,
-    by_columns,
-    integers,
-    quantised,
-)
-from outblas.bench.operands import normal
+from outblas.bench.operands import K_MULTIPLE, BlockScaled, block_scaled, by_columns, normal
 from outblas.core.epilogue import FUNCTIONS, GATED, apply, glu_split
 from outblas.core.fp8 import BLOCK
 from outblas.core.steps import NO_STEPS, Steps
 from outblas.verify.oracle import ulp
 
 Tensor = torch.Tensor
+Place = tuple[int, ...]  # of an element
 
 # precision name -> dtype of the operands
 OPERANDS = {
@@ -57,27 +51,23 @@ def operand_dtype(precision: str) -> torch.dtype:
     return dtype
 
 
-@dataclass(frozen=True)
-class Extras:
-    """The tensors of one call besides its operands and its output."""
+class Extras(NamedTuple):
+    """The tensors of one call besides its operands and its output. `scales`: of A and of B."""
 
     bias: Tensor | None = None
     residual: Tensor | None = None
-    scale_a: Tensor | None = None
-    scale_b: Tensor | None = None
+    scales: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True)
 class Operation:
     """`dtype` is a precision of `OPERANDS`. `batch_invariant`: whether outblas must guarantee that
-    the bits of a row depend on no other row. `integers`: whether block-scaled operands are small
-    integers whose results must be exact, for a check.
+    the bits of a row depend on no other row.
     """
 
     dtype: str = "bfloat16"
     steps: Steps = NO_STEPS
     batch_invariant: bool = False
-    integers: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in OPERANDS:
@@ -124,12 +114,12 @@ class Operation:
         """Returns the operation without its epilogue."""
         return replace(self, steps=NO_STEPS)
 
-    def on_integers(self) -> Operation | None:
-        """Returns the operation whose results are exact, of block-scaled operands without an
-        epilogue; None for any other.
+    @property
+    def has_exact_blocks(self) -> bool:
+        """Whether it is a product of block-scaled operands without an epilogue, which is exact on
+        small integers.
         """
-        exact = self.scaling == "block" and not self.steps
-        return replace(self, integers=True) if exact else None
+        return self.scaling == "block" and not self.steps
 
     @property
     def out_dtype(self) -> torch.dtype:
@@ -141,34 +131,32 @@ class Operation:
         return operand_dtype(self.dtype).itemsize, self.out_dtype.itemsize
 
     def operands(
-        self, shape: Shape, layout: str, device: str = "cuda"
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns a[M, K] and b[K, N] from normal(0, 1), stored according to `layout`, and an empty
-        output, which is half as wide as the product where the activation is gated.
+        self, shape: Shape, layout: str, device: str = "cuda", *, integers: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor, Extras]:
+        """Returns a[M, K] and b[K, N] from normal(0, 1), stored according to `layout`, an empty
+        output, which is half as wide as the product where the activation is gated, and the other
+        tensors of a call. `integers`: block-scaled operands are small integers whose sums are
+        exact.
         """
-        M, N, _ = shape
+        M, N, K = shape
         out = torch.empty(M, N // self._split, dtype=self.out_dtype, device=device)
         if self.scaling == "block":
-            scaled = self._block_scaled(shape, device)
-            return scaled.a, scaled.b, out
-        a, b, _ = normal(shape, layout, self._source_dtype, device=device)
-        return a.to(operand_dtype(self.dtype)), b.to(operand_dtype(self.dtype)), out
-
-    def _block_scaled(self, shape: Shape, device: torch.device | str) -> BlockScaled:
-        return integers(shape, device) if self.integers else quantised(shape, device)
-
-    @property
-    def _source_dtype(self) -> torch.dtype:
-        """Returns the dtype in which operands are drawn; fp8 values are rounded from it."""
-        return torch.bfloat16 if self.scaling else operand_dtype(self.dtype)
+            x = block_scaled(shape, device, exact_terms=K if integers else None)
+            extras = self.extras(x.a, x.b, out)
+            return x.a, x.b, out, extras._replace(scales=(by_columns(x.scale_a), x.scale_b))
+        dtype = operand_dtype(self.dtype)
+        # fp8 values are rounded from bfloat16
+        a, b, _ = normal(shape, layout, torch.bfloat16 if self.scaling else dtype, device=device)
+        a, b = a.to(dtype), b.to(dtype)
+        return a, b, out, self.extras(a, b, out)
 
     @property
     def _split(self) -> int:
         return glu_split(self.steps.activation)
 
     def extras(self, a: Tensor, b: Tensor, out: Tensor) -> Extras:
-        """Returns the same values every time: normal(0, 1), and scales between 1/2 and 1, or those
-        of the blocks of `operands`.
+        """Returns the same values every time: normal(0, 1), and scales between 1/2 and 1, except
+        those of blocks.
         """
         generator = torch.Generator(a.device).manual_seed(1)
 
@@ -178,19 +166,11 @@ class Operation:
         def scale(shape: tuple[int, ...]) -> Tensor:
             return torch.empty(shape, device=a.device).uniform_(0.5, 1.0, generator=generator)
 
-        (M, K), N = a.shape, b.shape[1]
+        M, N = a.shape[0], b.shape[1]
         bias = values((N,), out.dtype) if self.steps.bias else None
         residual = values(tuple(out.shape), out.dtype) if self.steps.residual else None
-        match self.scaling:
-            case "":
-                return Extras(bias, residual)
-            case "tensor":
-                return Extras(bias, residual, scale(()), scale(()))
-            case "row":
-                return Extras(bias, residual, scale((M, 1)), scale((1, N)))
-            case "block":
-                scaled = self._block_scaled((M, N, K), a.device)
-                return Extras(bias, residual, by_columns(scaled.scale_a), scaled.scale_b)
+        shapes = {"tensor": ((), ()), "row": ((M, 1), (1, N))}.get(self.scaling, ())
+        return Extras(bias, residual, tuple(map(scale, shapes)))
 
     def by_outblas(
         self, a: Tensor, b: Tensor, out: Tensor, extras: Extras, **choice: Any
@@ -201,25 +181,18 @@ class Operation:
         from outblas import api
         from outblas.torch_ops.scaled_mm import scaled_mm
 
-        activation: Any = self.steps.activation or None
-        if extras.scale_a is not None and extras.scale_b is not None:
-            return scaled_mm(
-                a,
-                b,
-                extras.scale_a,
-                extras.scale_b,
-                extras.bias,
-                out_dtype=out.dtype,
-                activation=activation,
-                residual=extras.residual,
-            )
+        steps: dict[str, Any] = {
+            "bias": extras.bias,
+            "residual": extras.residual,
+            "activation": self.steps.activation or None,
+        }
+        if extras.scales:
+            scale_a, scale_b = extras.scales
+            scaled: Tensor = scaled_mm(a, b, scale_a, scale_b, out_dtype=out.dtype, **steps)
+            return scaled
+        choice |= {name: value for name, value in steps.items() if value is not None}
         if self.batch_invariant:
             choice["batch_invariant"] = True
-        for name in ("bias", "residual"):
-            if (tensor := getattr(extras, name)) is not None:
-                choice[name] = tensor
-        if activation is not None:
-            choice["activation"] = activation
         return api.matmul(a, b, out=out, **choice)
 
     def by_torch(
@@ -229,16 +202,9 @@ class Operation:
         per further step. A product without an activation is written to `out`, if given.
         """
         steps = self.steps
-        if extras.scale_a is not None and extras.scale_b is not None:
-            x = cublas_scaled_mm(
-                a,
-                b,
-                extras.scale_a,
-                extras.scale_b,
-                extras.bias,
-                out_dtype=self.out_dtype,
-                use_fast_accum=fast_accum,
-            )
+        if extras.scales:
+            options = {"out_dtype": self.out_dtype, "use_fast_accum": fast_accum}
+            x = cublas_scaled_mm(a, b, *extras.scales, extras.bias, **options)
         elif steps.bias:
             x = torch.nn.functional.linear(a, b.t(), extras.bias)
         else:
@@ -257,10 +223,12 @@ class Operation:
 
     def fault(
         self,
-        prepare: Callable[[Tensor, Tensor, Tensor], Callable[[], object]],
+        prepare: Callable[[Tensor, Tensor, Tensor, Extras], Callable[[], object]],
         shape: Shape,
         device: str = "cuda",
         layout: str = "nt",
+        *,
+        integers: bool = False,
     ) -> str | None:
         """Returns what is wrong with the result that a prepared call returns, or None. The output
         is full of NaNs before the call.
@@ -269,52 +237,42 @@ class Operation:
         rounded. Tensor cores sum fp8 products with fewer bits; 13 bits are required. Products of
         `integers` may have none.
         """
-        a, b, out = self.operands(shape, layout, device)
-        found = prepare(a, b, out.fill_(math.nan))()
-        if not isinstance(found, Tensor) or found.shape != out.shape or found.dtype != out.dtype:
-            return f"wrong: expected a tensor of shape {tuple(out.shape)} and {out.dtype}"
-        wrong = self._wrong_elements(found, a, b, self.extras(a, b, out))
-        if not bool(wrong.any()):
-            return None
-        first = [int(i) for i in wrong.nonzero()[0]]
-        return f"wrong: {int(wrong.sum())} of {wrong.numel()} elements, first at {first}"
+        a, b, out, extras = self.operands(shape, layout, device, integers=integers)
+        result = prepare(a, b, out.fill_(math.nan), extras)()
 
-    def _wrong_elements(self, found: Tensor, a: Tensor, b: Tensor, extras: Extras) -> Tensor:
-        x, error = self._sums(a, b, extras)
-        if self.integers:
-            # torch rounds float64 by way of fp32, which represents these sums: one rounding
-            return found != x.to(found.dtype)
+        def wrong(result: Tensor) -> Tensor:
+            x, error = self._sums(a, b, extras)
+            return is_inexact(result, x) if integers else self._is_beyond(result, x, error, extras)
+
+        return wrong_elements(result, out.shape, out.dtype, lambda y: [((0, 0), wrong(y))])
+
+    def _is_beyond(self, result: Tensor, x: Tensor, error: Tensor, extras: Extras) -> Tensor:
+        """Returns which elements of a result are farther from sums x, after the steps, than the
+        error of these sums allows.
+        """
         residual = extras.residual.double() if extras.residual is not None else None
         y = apply(x, self.steps.activation, residual)
         error = _through(self.steps.activation, x, error) + 4 * _UNIT * y.abs()
         if residual is not None:
             error += 8 * _UNIT * residual.abs()
-        return is_beyond(found, y, error)
+        return is_beyond(result, y, error)
 
     def _sums(self, a: Tensor, b: Tensor, extras: Extras) -> tuple[Tensor, Tensor]:
         """Returns the product with its bias in float64, and the error that a kernel may have."""
-        x, terms = self._products(a, b, extras)
+        K, has_blocks = a.shape[1], self.scaling == "block"
+        if has_blocks:
+            a, b = BlockScaled(a, b, *extras.scales).dequantised()
+        a, b = a.double(), b.double()
+        x, terms = a @ b, a.abs() @ b.abs()
+        for scale in () if has_blocks else extras.scales:
+            x, terms = x * scale, terms * scale
         if extras.bias is not None:
             x, terms = x + extras.bias.double(), terms + extras.bias.double().abs()
-        if self.scaling == "block":
-            return x, error_of_blocks(terms, a.shape[1])
+        if has_blocks:
+            return x, error_of_blocks(terms, K)
         if self.scaling:
             return x, _FP8_UNIT * terms
-        if self.dtype == "tf32":
-            return x, 4 * _TF32_UNIT * terms
-        return x, 2 * (a.shape[1] + 2) * _UNIT * terms
-
-    def _products(self, a: Tensor, b: Tensor, extras: Extras) -> tuple[Tensor, Tensor]:
-        """Returns the scaled sums of products, and of the products' magnitudes, in float64."""
-        scale_a, scale_b = extras.scale_a, extras.scale_b
-        if self.scaling == "block" and scale_a is not None and scale_b is not None:
-            a, b = BlockScaled(a, b, scale_a, scale_b).dequantised()
-            return a @ b, a.abs() @ b.abs()
-        x, terms = a.double() @ b.double(), a.double().abs() @ b.double().abs()
-        for scale in (scale_a, scale_b):
-            if scale is not None:
-                x, terms = x * scale, terms * scale
-        return x, terms
+        return x, terms * (4 * _TF32_UNIT if self.dtype == "tf32" else 2 * (K + 2) * _UNIT)
 
 
 def error_of_blocks(terms: Tensor, K: int) -> Tensor:
@@ -332,10 +290,37 @@ def error_of_blocks(terms: Tensor, K: int) -> Tensor:
     return (unit + (blocks + 3) * _UNIT) * terms
 
 
-def is_beyond(found: Tensor, y: Tensor, error: Tensor) -> Tensor:
+def is_inexact(result: Tensor, x: Tensor) -> Tensor:
+    """Returns which elements are not x, in float64, rounded once. torch rounds it by way of fp32,
+    which represents sums of integers.
+    """
+    return result != x.to(result.dtype)
+
+
+def is_beyond(result: Tensor, y: Tensor, error: Tensor) -> Tensor:
     """Returns which elements differ from y, in float64, by more than an error and one rounding."""
-    rounding = ulp(y.abs() + error, found.dtype) / 2
-    return ~((found.double() - y).abs() <= error + rounding)  # a comparison with NaN is false
+    rounding = ulp(y.abs() + error, result.dtype) / 2
+    return ~((result.double() - y).abs() <= error + rounding)  # a comparison with NaN is false
+
+
+def wrong_elements(
+    result: object,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    masks: Callable[[Tensor], Iterable[tuple[Place, Tensor]]],
+) -> str | None:
+    """Returns what is wrong with the result of a call, or None. `masks` gives the wrong elements of
+    parts of a result, each with the place of its first element.
+    """
+    if not isinstance(result, Tensor) or result.shape != shape or result.dtype != dtype:
+        return f"wrong: expected a tensor of shape {shape} and {dtype}"
+    count, first = 0, None
+    for (*lead, row, column), wrong in masks(result):
+        if bool(wrong.any()):
+            at = [int(i) for i in wrong.nonzero()[0]]
+            first = first or [*lead, row + at[0], column + at[1]]
+            count += int(wrong.sum())
+    return f"wrong: {count} of {result.numel()} elements, first at {first}" if count else None
 
 
 def _through(activation: str, x: Tensor, error: Tensor) -> Tensor:

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from outblas.base import configs, registry
+from outblas.bench import cublaslt, deepgemm
 from outblas.bench.operation import OPERANDS, Extras, Operation
 from outblas.bench.record import BASE, BEST
+from outblas.bench.tasks import GroupedCase
 from outblas.runtime import launcher
 from outblas.verify.cases import Case
 from outblas.verify.kernels import Refused
@@ -23,9 +25,10 @@ PLAIN = Operation()
 
 # A call on its own operands, or with other weights instead of b, of its shape and strides.
 Call = Callable[..., object]
-# prepare(a, b, out) returns a call that writes a @ b to out, or returns the result with the
-# operation's epilogue. Raises Refused if it cannot.
-Prepare = Callable[[Tensor, Tensor, Tensor], Call]
+# prepare(a, b, out, extras) returns a call that writes a @ b to out, or returns the result with the
+# operation's epilogue; of groups it takes A, B, their scales and `offs`. Raises Refused if it
+# cannot.
+Prepare = Callable[..., Call]
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,6 @@ class Provider:
     trusted: bool = False
     operation: Operation = PLAIN
     checked: Prepare | None = None
-    on_integers: Prepare | None = None
 
     @property
     def label(self) -> str:
@@ -53,55 +55,54 @@ class Provider:
         """Whether the check is the exact oracle for a bare product, or includes exact products of
         block-scaled integers.
         """
-        exactly = self.checked is not None or self.on_integers is not None
-        return exactly or self.operation.is_bare
+        operation = self.operation
+        return self.checked is not None or operation.has_exact_blocks or operation.is_bare
 
-    def fault(self, case: Case) -> str | None:
+    def fault(self, case: Case | GroupedCase) -> str | None:
         """Returns what is wrong with this provider's results, or None: by the exact oracle for a
         bare product, on normal data for another operation, and on integers first where they have
         block scales. Raises Refused.
         """
         if self.trusted:
             return None
-        exact = self.operation.on_integers()
-        if self.on_integers is not None and exact is not None:
-            shape = case.M, case.N, case.K
-            return exact.fault(self.on_integers, shape) or self.operation.fault(self.prepare, shape)
-        prepare = self.checked or self.prepare
-        if not self.is_checked_exactly:
-            return self.operation.fault(prepare, (case.M, case.N, case.K))
+        if isinstance(case, GroupedCase):
+            return case.fault(self.prepare)
+        prepare, shape, fault = self.checked or self.prepare, (case.M, case.N, case.K), None
+        if self.operation.has_exact_blocks:
+            fault = self.operation.fault(prepare, shape, integers=True)
+        if self.checked is None and not self.operation.is_bare:
+            return fault or self.operation.fault(prepare, shape)
 
         def run(a: Tensor, b: Tensor, c: Any, out: Tensor, alpha: float, beta: float) -> None:
-            prepare(a, b, out)()
+            prepare(a, b, out, Extras())()
 
         result = ORACLES["exact"](run, case, "cuda")
         return None if result.ok else result.message
 
 
-def parse(text: str, operation: Operation = PLAIN) -> Provider:
+def parse(name: str, operation: Operation = PLAIN) -> Provider:
     """Parses a name of `LIBRARIES`, or a kernel's name, optionally with a config:
     `NAME[k=v,k=v]`.
 
     Raises ValueError for an unknown name or config.
     """
-    name, bracket, rest = text.partition("[")
+    bare_name, bracket, rest = name.partition("[")
     if bracket and not rest.endswith("]"):
-        raise ValueError(f"--kernels has {text!r}, expected NAME or NAME[k=v,...]")
-    if name in LIBRARIES:
+        raise ValueError(f"--kernels has {name!r}, expected NAME or NAME[k=v,...]")
+    if bare_name in LIBRARIES:
         if bracket:
-            raise ValueError(f"--kernels has {text!r}, but {name} takes no config")
+            raise ValueError(f"--kernels has {name!r}, but {bare_name} takes no config")
         return library(name, operation)
     try:
-        registry.find(name)
+        registry.find(bare_name)
     except ValueError as error:
         raise ValueError(f"{error}, or one of {', '.join(LIBRARIES)}") from None
-    return kernel(name, rest.removesuffix("]"), operation)
+    return kernel(bare_name, rest.removesuffix("]"), operation)
 
 
 def library(name: str, operation: Operation = PLAIN) -> Provider:
     """Returns a provider of `LIBRARIES`."""
     computed = operation.without_steps() if name == BARE else operation
-    exact = computed.on_integers()
     rounds_between = name == BEST and bool(operation.steps)
     make = LIBRARIES[name]
     return Provider(
@@ -111,7 +112,6 @@ def library(name: str, operation: Operation = PLAIN) -> Provider:
         trusted=name in (BASE, FAST_ACCUM),
         operation=computed,
         checked=partial(make, operation.without_steps()) if rounds_between else None,
-        on_integers=partial(make, exact) if exact is not None else None,
     )
 
 
@@ -121,13 +121,12 @@ def kernel(name: str, config: str = "", operation: Operation = PLAIN) -> Provide
     """
     chosen = configs.from_text(registry.load(name).Config, config) if config else None
 
-    def prepare(a: Tensor, b: Tensor, out: Tensor) -> Call:
+    def prepare(a: Tensor, b: Tensor, out: Tensor, extras: Extras) -> Call:
         if operation.scaling:
             raise Refused(
                 f"no kernel can be named with --dtype {operation.dtype}: "
                 "time outblas, which chooses one"
             )
-        extras = operation.extras(a, b, out)
 
         def call(b: Tensor = b) -> object:
             return operation.by_outblas(a, b, out, extras, kernel=name, config=chosen)
@@ -158,37 +157,29 @@ def runnable(
     ]
 
 
-def _cublas(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> Call:
+def _cublas(operation: Operation, a: Tensor, b: Tensor, out: Tensor, extras: Extras) -> Call:
     if operation.is_bare:
         return lambda b=b: torch.mm(a, b, out=out)
-    extras = operation.extras(a, b, out)
     return lambda b=b: operation.by_torch(a, b, out, extras)
 
 
-def _fast_accum(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> Call:
+def _fast_accum(operation: Operation, a: Tensor, b: Tensor, out: Tensor, extras: Extras) -> Call:
     """Calls torch._scaled_mm with sums that stay in the tensor cores."""
     if not operation.scaling:
         raise Refused(f"{FAST_ACCUM} takes fp8 operands, not {operation.dtype}")
     if operation.scaling == "block":
         raise Refused(f"{FAST_ACCUM} takes no {operation.dtype}: sums of a block are scaled apart")
-    extras = operation.extras(a, b, out)
     return lambda b=b: operation.by_torch(a, b, out, extras, fast_accum=True)
 
 
-def _cublaslt_best(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> Call:
+def _cublaslt_best(operation: Operation, a: Tensor, b: Tensor, out: Tensor, extras: Extras) -> Call:
     """Prepares cuBLASLt's fastest product; torch computes the epilogue."""
-    from outblas.bench import cublaslt
-
     if operation.scaling:
         raise Refused(f"{BEST} does not take {operation.dtype}")
     product = out if operation.is_bare else out.new_empty(a.shape[0], b.shape[1])
-    try:
-        best = cublaslt.best(a, b, product)
-    except cublaslt.CublasLtError as error:
-        raise Refused(f"{BEST}: {error}") from None
+    best = cublaslt.best(a, b, product)
     if operation.is_bare:
         return best
-    extras = operation.extras(a, b, out)
 
     def call(b: Tensor = b) -> object:
         best(b)
@@ -198,19 +189,15 @@ def _cublaslt_best(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> C
     return call
 
 
-def _deepgemm(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> Call:
+def _deepgemm(operation: Operation, a: Tensor, b: Tensor, out: Tensor, extras: Extras) -> Call:
     """Prepares DeepGEMM's product of block-scaled operands, where it is installed."""
-    from outblas.bench import deepgemm
-
     if operation.scaling != "block" or operation.steps:
         raise Refused(f"{DEEPGEMM} takes --dtype fp8-block without an epilogue")
-    extras = operation.extras(a, b, out)
-    assert extras.scale_a is not None
-    assert extras.scale_b is not None
-    return deepgemm.prepared(a, b, extras.scale_a, extras.scale_b, out)
+    scale_a, scale_b = extras.scales
+    return deepgemm.prepared(a, b, scale_a, scale_b, out)
 
 
-def _compiled(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> Call:
+def _compiled(operation: Operation, a: Tensor, b: Tensor, out: Tensor, extras: Extras) -> Call:
     """Prepares Inductor's choice among its Triton templates and cuBLAS. Its CUDA graphs are off,
     because the benchmark makes them.
     """
@@ -221,50 +208,40 @@ def _compiled(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> Call:
         product = torch.compile(torch.mm, **options)
         out.copy_(product(a, b))  # compiles here, and provides the result for the oracle
         return lambda b=b: product(a, b)
-    extras = operation.extras(a, b, out)
-    tensors = extras.bias, extras.residual, extras.scale_a, extras.scale_b
-
-    def eager(a: Tensor, b: Tensor, *tensors: Tensor | None) -> Tensor:
-        return operation.by_torch(a, b, None, Extras(*tensors))
-
-    fused = torch.compile(eager, **options)
-    fused(a, b, *tensors)
-    return lambda b=b: fused(a, b, *tensors)
+    fused = torch.compile(operation.by_torch, **options)
+    fused(a, b, None, extras)
+    return lambda b=b: fused(a, b, None, extras)
 
 
-def _outblas(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> Call:
+def _outblas(operation: Operation, a: Tensor, b: Tensor, out: Tensor, extras: Extras) -> Call:
     """Prepares the call of a user who names no kernel: a tuned kernel, otherwise the default."""
-    extras = operation.extras(a, b, out)
     return lambda b=b: operation.by_outblas(a, b, out, extras)
 
 
-def _bare(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> Call:
+def _bare(operation: Operation, a: Tensor, b: Tensor, out: Tensor, extras: Extras) -> Call:
     """Prepares the product without its epilogue, to show the cost of the epilogue. It may be wider
     than the output.
     """
     if out.shape[1] != b.shape[1]:
         out = out.new_empty(a.shape[0], b.shape[1])
-    return _outblas(operation, a, b, out)
+    return _outblas(operation, a, b, out, extras._replace(bias=None, residual=None))
 
 
-def _plain(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> Call:
+def _plain(operation: Operation, a: Tensor, b: Tensor, out: Tensor, extras: Extras) -> Call:
     """Prepares the call of a user who asks for no batch invariance, to show what that costs."""
-    return _outblas(replace(operation, batch_invariant=False), a, b, out)
+    return _outblas(replace(operation, batch_invariant=False), a, b, out, extras)
 
 
-def _without_workspace(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> Call:
+def _without_workspace(
+    operation: Operation, a: Tensor, b: Tensor, out: Tensor, extras: Extras
+) -> Call:
     """Prepares cuBLASLt's first algorithm that needs no workspace."""
-    from outblas.bench import cublaslt
-
     if not operation.is_bare:
         raise Refused(f"{NO_WORKSPACE} takes bare products")
-    try:
-        return cublaslt.without_workspace(a, b, out)
-    except cublaslt.CublasLtError as error:
-        raise Refused(f"{NO_WORKSPACE}: {error}") from None
+    return cublaslt.without_workspace(a, b, out)
 
 
-def _persistent(operation: Operation, a: Tensor, b: Tensor, out: Tensor) -> Call:
+def _persistent(operation: Operation, a: Tensor, b: Tensor, out: Tensor, extras: Extras) -> Call:
     """Prepares a persistent Triton kernel with one tile for every shape."""
     from outblas.bench import triton_persistent
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from outblas.base import machines
@@ -112,10 +112,6 @@ class Record:
         """
         return self.check in (EXACT, BOUNDED, UNCHECKED) or self.check.startswith(REFUSED)
 
-    def record(self) -> dict[str, Any]:
-        """Returns the record as a JSON object."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Device:
@@ -150,27 +146,19 @@ def figures(
     """Returns medians over rounds. Utilisation is FLOP/s divided by what the SMs can do at the
     clock of the same round. `moved`: the bytes of the operands and of the result.
     """
-    work, peak = flop(shape), device.flops_per_clock
+    work, peak, median = flop(shape), device.flops_per_clock, statistics.median(us)
+    shares = [work / (t * f * peak) for t, f in zip(us, mhz, strict=True)] if peak else []
     return {
-        "us": statistics.median(us),
-        "tflops": work / statistics.median(us) / 1e6,
-        "gbs": moved / statistics.median(us) / 1e3,
+        "us": median,
+        "tflops": work / median / 1e6,
+        "gbs": moved / median / 1e3,
         "ratio": spread.median,
         "ratio_low": spread.low,
         "ratio_high": spread.high,
+        "rounds": len(us),
         "clock_mhz": statistics.median(mhz),
-        "utilisation": statistics.median(
-            work / (t * f * peak) for t, f in zip(us, mhz, strict=True)
-        )
-        if peak
-        else None,
+        "utilisation": statistics.median(shares) if shares else None,
     }
-
-
-def bytes_moved(shape: Shape, of_operands: int, of_output: int) -> int:
-    """Returns the bytes of A, B and C, given the bytes per element."""
-    M, N, K = shape
-    return (M * K + K * N) * of_operands + M * N * of_output
 
 
 def energy(

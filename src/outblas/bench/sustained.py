@@ -7,11 +7,12 @@ affected by the heat of the previous one.
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
+from outblas.base import progress
 from outblas.bench import schedule
 from outblas.bench.clock import Clock
 from outblas.bench.power import EnergyMeter
@@ -39,15 +40,15 @@ def run(
     *,
     passes: int,
     seconds: float = TURN_SECONDS,
-    progress: Callable[[], None] = lambda: None,
 ) -> list[tuple[str, Turn]]:
     """Returns the turns in the order in which they ran, which `schedule.turns` determines. Batches
     should last about `BATCH_US`.
     """
-    done = []
-    for name in schedule.turns(base, [name for name in batches if name != base], passes):
+    done: list[tuple[str, Turn]] = []
+    order = schedule.turns(base, [name for name in batches if name != base], passes)
+    for name in order:
         done.append((name, _turn(batches[name], clock, meter, seconds)))
-        progress()
+        progress.say(f"sustained, turn {len(done)} of {len(order)}")
     return done
 
 

@@ -34,12 +34,7 @@ class Batch:
     holds: tuple[torch.Tensor, ...] = ()
 
 
-def eager(call: Call, calls: int = CALLS) -> Batch:
-    """Enqueues the same call repeatedly."""
-    return eager_of([call] * calls)
-
-
-def eager_of(calls: Sequence[Call]) -> Batch:
+def eager(calls: Sequence[Call]) -> Batch:
     """Enqueues the calls one by one."""
 
     def run() -> None:
@@ -49,39 +44,10 @@ def eager_of(calls: Sequence[Call]) -> Batch:
     return Batch(run, len(calls))
 
 
-def graph(call: Call, calls: int) -> Batch:
-    """Captures the call `calls` times in one CUDA graph."""
-    return graph_of([call] * calls)
+def graph(calls: Sequence[Call]) -> Batch:
+    """Captures the calls in one CUDA graph, so that the host does nothing between them.
 
-
-def graph_of(calls: Sequence[Call]) -> Batch:
-    """Captures the calls in one CUDA graph, so that the host does nothing between them."""
-    return Batch(_capture(calls).replay, len(calls))
-
-
-def graph_apart(call: Call | None, calls: int) -> Batch:
-    """Captures what `graph` does, with a small foreign kernel before each call; without a call,
-    only the foreign kernels.
-
-    Kernels that overlap with their own next launch cannot overlap with a foreign one.
-    """
-    block = torch.zeros(FOREIGN_ELEMENTS, device="cuda")
-
-    def foreign() -> object:
-        return block.add_(1.0)
-
-    captured = _capture([foreign, call] * calls if call else [foreign] * calls)
-    return Batch(captured.replay, calls, (block,))
-
-
-def graph_calls(us: float) -> int:
-    """Returns how many calls of this many µs make a graph."""
-    return min(max(CALLS, math.ceil(GRAPH_US / us)), _LONGEST_GRAPH)
-
-
-def _capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
-    """Captures calls that have run before, because compiling, loading and autotuning are not
-    allowed in a capture.
+    They have run before, because compiling, loading and autotuning are not allowed in a capture.
     """
     captured = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
@@ -90,7 +56,27 @@ def _capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
             call()
     captured.replay()
     torch.cuda.synchronize()
-    return captured
+    return Batch(captured.replay, len(calls))
+
+
+def graph_apart(call: Call | None, calls: int) -> Batch:
+    """Captures a call repeatedly, with a small foreign kernel before each; without a call, only the
+    foreign kernels.
+
+    Kernels that overlap with their own next launch cannot overlap with a foreign one.
+    """
+    block = torch.zeros(FOREIGN_ELEMENTS, device="cuda")
+
+    def foreign() -> object:
+        return block.add_(1.0)
+
+    captured = graph([foreign, call] * calls if call else [foreign] * calls)
+    return Batch(captured.run, calls, (block,))
+
+
+def graph_calls(us: float) -> int:
+    """Returns how many calls of this many µs make a graph."""
+    return min(max(CALLS, math.ceil(GRAPH_US / us)), _LONGEST_GRAPH)
 
 
 def rough_us(call: Call) -> float:
@@ -106,13 +92,13 @@ def rough_us(call: Call) -> float:
     us, enqueued = min(_eager_us(call) for _ in range(3))
     if us > SHORT_US and enqueued < HOST_SHARE * us:
         return us
-    return elapsed_us(graph(call, ROUGH_CALLS))
+    return elapsed_us(graph([call] * ROUGH_CALLS))
 
 
 def _eager_us(call: Call, calls: int = 4) -> tuple[float, float]:
     """Returns the µs of an eager call on the device, and those that the host takes to make it."""
     enqueued = 0.0
-    batch = eager(call, calls)
+    batch = eager([call] * calls)
 
     def run() -> None:
         nonlocal enqueued

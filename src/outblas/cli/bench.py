@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,16 +38,15 @@ from outblas.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     import torch
 
-    from outblas.bench.campaign import Campaign, Task
+    from outblas.bench.campaign import Campaign
+    from outblas.bench.operation import Operation
     from outblas.bench.providers import Provider
     from outblas.bench.record import Record
-
-    # Makes a campaign on the current GPU with a least number of rounds by mode, and its tasks.
-    Start = Callable[[Mapping[str, int]], tuple[Campaign, Sequence[Task]]]
+    from outblas.bench.tasks import Task
 
 OPS = ("gemm", "grouped")
 
@@ -137,35 +137,44 @@ def bench(
     """
     import torch
 
-    from outblas.bench import compare
-    from outblas.bench.campaign import ROUNDS
+    from outblas.bench import compare, grouped_providers, providers
+    from outblas.bench.campaign import ROUNDS, Campaign
+    from outblas.bench.operation import OPERANDS, Operation
     from outblas.bench.record import MODES
+    from outblas.bench.tasks import GROUPED_PRECISIONS
+    from outblas.core.steps import Steps
 
+    is_grouped, parse = op == "grouped", providers.parse
     with usage_errors(ImportError, options={"kernel": "--kernels", "name": "--ladder"}):
         check_writable(save)
         check_one_of("--op", op, OPS)
         modes, layouts = _choice("--mode", mode, MODES), _choice("--layout", layout, LAYOUTS)
         earlier = compare.load(against) if against is not None else None
-        names = split_names(kernels)
-        if op == "gemm":
-            start = _gemm(
-                names, shapes, dtype, layouts, epilogue, batch_invariant, ladder, backward
-            )
-        else:
-            for option, value in (
-                ("--ladder", ladder),
-                ("--epilogue", epilogue),
-                ("--batch-invariant", batch_invariant),
-            ):
-                if value:
-                    raise ValueError(f"{option} cannot be combined with --op grouped")
-            start = _grouped(names, shapes, dtype, layouts, backward)
+        if is_grouped:
+            parse = grouped_providers.parse
+            options = {"ladder": ladder, "epilogue": epilogue, "batch-invariant": batch_invariant}
+            for option in (name for name, value in options.items() if value):
+                raise ValueError(f"--{option} cannot be combined with --op grouped")
+        if ladder is not None:
+            registry.ladder(ladder)
+        check_one_of("--dtype", dtype, GROUPED_PRECISIONS if is_grouped else tuple(OPERANDS))
+        operation = Operation(dtype, Steps.parse(epilogue), batch_invariant)
+        find_tasks = _grouped_tasks if is_grouped else _gemm_tasks
+        tasks = find_tasks(operation, shapes, layouts, backward)
+        chosen = [parse(name, operation) for name in split_names(kernels)]
         if not torch.cuda.is_available():
             typer.echo(
                 "There is no NVIDIA GPU that torch can use: nothing can be timed here.", err=True
             )
             raise typer.Exit(NO_GPU)
-        campaign, tasks = start(dict.fromkeys(ROUNDS, rounds) if rounds else ROUNDS)
+        device = torch.device("cuda", torch.cuda.current_device())
+        competitors = (
+            grouped_providers.competitors(chosen, operation, device)
+            if is_grouped
+            else _competitors(chosen, operation, device, ladder)
+        )
+        least = dict.fromkeys(ROUNDS, rounds) if rounds else ROUNDS
+        campaign = Campaign(competitors, operation, least)
     report, passed = _run(campaign, campaign.run_tasks(tasks, modes), save, quiet=json)
     if json:
         print_json(report)
@@ -206,59 +215,24 @@ def _choice(option: str, text: str, allowed: tuple[str, ...]) -> list[str]:
     return values
 
 
-def _gemm(
-    names: list[str],
-    shapes: str,
-    dtype: str,
-    layouts: list[str],
-    epilogue: str,
-    batch_invariant: bool,
-    ladder: str | None,
-    backward: bool,
-) -> Start:
-    """Checks the options of a campaign of single GEMMs. Raises ValueError."""
-    from outblas.bench import providers
-    from outblas.bench.campaign import Campaign
-    from outblas.bench.campaign import tasks as tasks_of
-    from outblas.bench.operation import OPERANDS, Operation
-    from outblas.bench.record import BASE, BEST
-    from outblas.core.steps import Steps
+def _gemm_tasks(
+    operation: Operation, shapes: str, layouts: list[str], backward: bool
+) -> Sequence[Task]:
+    """The products of a campaign of single GEMMs. Raises ValueError."""
+    from outblas.bench.tasks import tasks
 
     sizes = parse_shapes(shapes, least=1)
-    check_one_of("--dtype", dtype, tuple(OPERANDS))
-    operation = Operation(dtype, Steps.parse(epilogue), batch_invariant)
     operation.check(sizes, layouts, backward=backward)
-    if ladder is not None:
-        registry.ladder(ladder)
-    named = [providers.parse(name, operation) for name in names]
-
-    def start(rounds: Mapping[str, int]) -> tuple[Campaign, Sequence[Task]]:
-        device = _device()
-        chosen = list(named)
-        if ladder is not None or not named:
-            chosen += providers.runnable(device, operation, ladder)
-        _check_kernels(chosen, device, dtype)
-        bases = [providers.library(BASE, operation)]
-        if BEST not in [provider.name for provider in named]:
-            bases.append(providers.library(BEST, operation))
-        campaign = Campaign([*bases, *chosen], operation, rounds)
-        return campaign, tasks_of(sizes, layouts, backward)
-
-    return start
+    return tasks(sizes, layouts, backward)
 
 
-def _grouped(
-    names: list[str], shapes: str, dtype: str, layouts: list[str], backward: bool
-) -> Start:
-    """Checks the options of a campaign of grouped GEMMs. Raises ValueError."""
-    from outblas.bench import grouped, grouped_providers
-    from outblas.bench.campaign import Campaign
-    from outblas.bench.operation import Operation
-    from outblas.bench.record import GROUPED_BASE
+def _grouped_tasks(
+    operation: Operation, shapes: str, layouts: list[str], backward: bool
+) -> Sequence[Task]:
+    """The products of a campaign of grouped GEMMs. Raises ValueError."""
+    from outblas.bench.tasks import grouped_tasks
 
     workloads = grouped_shapes.parse(shapes)
-    check_one_of("--dtype", dtype, grouped.PRECISIONS)
-    operation = Operation(dtype)
     operation.check((), layouts, backward=backward)
     for letters in layouts:
         if letters not in grouped_shapes.ROWS_LAYOUTS:
@@ -269,36 +243,29 @@ def _grouped(
             )
     if backward and any(workload.form == "terms" for workload in workloads):
         raise ValueError("--shapes has :terms, expected none with --backward, which times both")
-    named = [grouped_providers.parse(name, operation) for name in names]
-
-    def start(rounds: Mapping[str, int]) -> tuple[Campaign, Sequence[Task]]:
-        runnable = grouped_providers.runnable(_device())
-        chosen = named or [grouped_providers.parse(name, operation) for name in runnable]
-        base = grouped_providers.parse(GROUPED_BASE, operation)
-        campaign = Campaign([base, *chosen], operation, rounds)
-        return campaign, grouped.tasks(workloads, layouts, backward, operation)
-
-    return start
+    return grouped_tasks(workloads, layouts, backward, operation)
 
 
-def _device() -> torch.device:
-    import torch
-
-    return torch.device("cuda", torch.cuda.current_device())
-
-
-def _check_kernels(chosen: list[Provider], device: Any, dtype: str) -> None:
-    """Raises ValueError for kernels that the device or the dtype rules out."""
+def _competitors(
+    chosen: list[Provider], operation: Operation, device: torch.device, ladder: str | None
+) -> list[Provider]:
+    """cuBLAS, the best of cuBLASLt's algorithms, and the kernels, by default all of them. Raises
+    ValueError for kernels that the device or the dtype rules out.
+    """
+    from outblas.bench import providers
     from outblas.bench.operation import OPERANDS
-    from outblas.bench.providers import LIBRARIES
+    from outblas.bench.record import BASE, BEST
 
+    bases = [BASE] if BEST in [provider.name for provider in chosen] else [BASE, BEST]
+    if ladder is not None or not chosen:
+        chosen = chosen + providers.runnable(device, operation, ladder)
     for provider in chosen:
-        if provider.name in LIBRARIES:
-            continue
-        kernel = registry.find(provider.name)
-        check_runs(kernel, device)
-        if OPERANDS[dtype] not in kernel.dtypes:
-            check_dtype(dtype, kernel.name, kernel.dtypes)
+        if provider.name not in providers.LIBRARIES:
+            kernel = registry.find(provider.name)
+            check_runs(kernel, device)
+            if OPERANDS[operation.dtype] not in kernel.dtypes:
+                check_dtype(operation.dtype, kernel.name, kernel.dtypes)
+    return [*(providers.library(name, operation) for name in bases), *chosen]
 
 
 def _run(
@@ -331,7 +298,7 @@ def _run(
             for record in records:
                 if record.bandwidth_share is not None:
                     report["environment"]["copy_gbs"] = campaign.copy_gbs
-                report["results"].append(record.record())
+                report["results"].append(asdict(record))
                 rows.append(row(record))
                 passed &= record.passed
                 live.update(view())
