@@ -18,6 +18,7 @@ from outblas.bench.providers import Provider
 from outblas.bench.record import Record
 from outblas.bench.statistics import SUSTAINED_TOLERANCE, ratio
 from outblas.bench.sustained import Turn
+from outblas.bench.tasks import GemmTask
 from outblas.verify.kernels import Refused
 
 
@@ -203,7 +204,9 @@ def run(provider: Callable[..., VirtualProvider]) -> Run:
         *providers: VirtualProvider, us: float, modes: tuple[str, ...] = ("burst",)
     ) -> dict[str, Record]:
         base = replace(provider("cublas", us), trusted=True)
-        records = campaign.Campaign([base, *providers]).run([(512, 512, 512)], ["nt"], modes)
+        records = campaign.Campaign([base, *providers]).run(
+            [GemmTask((512, 512, 512), "nt")], modes
+        )
         return {f"{r.provider} {r.mode}": r for r in records}
 
     return run

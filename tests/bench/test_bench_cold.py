@@ -103,7 +103,7 @@ def run(gpu: VirtualGpu) -> Run:
     def run(*modes: str, shape: tuple[int, int, int] = (64, 64, 64)) -> dict[str, Record]:
         base = Provider("cublas", "", prepare, trusted=True)
         other = replace(base, name="other")
-        records = Campaign([base, other]).run([shape], ["nt"], modes)
+        records = Campaign([base, other]).run([GemmTask(shape, "nt")], modes)
         return {record.mode: record for record in records if record.provider == "other"}
 
     return run

@@ -22,7 +22,7 @@ from outblas.bench.clock import Clock
 from outblas.bench.operation import Operation
 from outblas.bench.power import EnergyMeter
 from outblas.bench.record import Record
-from outblas.bench.tasks import grouped_tasks
+from outblas.bench.tasks import GemmTask, grouped_tasks, tasks
 from outblas.cli import app
 from outblas.core.steps import Steps
 from outblas.verify.cases import Case
@@ -33,7 +33,7 @@ BASE = providers.parse("cublas")
 
 
 def test_cublas_ties_with_itself() -> None:
-    first, second = Campaign([BASE, BASE]).run([(2048, 2048, 2048)], ["nt"], ["burst"])
+    first, second = Campaign([BASE, BASE]).run([GemmTask((2048, 2048, 2048), "nt")], ["burst"])
 
     assert (first.provider, second.provider, second.verdict) == ("cublas", "cublas (2)", "tied")
     assert second.ratio == pytest.approx(1, abs=0.01)
@@ -77,7 +77,7 @@ def test_sustained_turns_alternate_and_have_their_energy(monkeypatch: pytest.Mon
     monkeypatch.setattr(sustained.run, "__kwdefaults__", short)
     campaign = Campaign([BASE, providers.kernel("portable")], rounds={"sustained": 2})
 
-    cublas, ours = campaign.run([(2048, 2048, 2048)], ["nt"], ["sustained"])
+    cublas, ours = campaign.run([GemmTask((2048, 2048, 2048), "nt")], ["sustained"])
 
     assert (ours.check, ours.rounds, cublas.rounds) == ("exact", 2, 3)
     if has_energy_meter():
@@ -99,7 +99,7 @@ def test_a_wrong_kernel_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = providers.Provider("wrong", "", prepare)
 
     _, record = Campaign([BASE, wrong], rounds={"burst": 2}).run(
-        [(256, 256, 256)], ["nn"], ["burst"]
+        [GemmTask((256, 256, 256), "nn")], ["burst"]
     )
 
     assert record.check.startswith("wrong: 1 of 65536 elements, first at [255, 255]")
@@ -136,7 +136,7 @@ def timed(operation: Operation, *names: str, mode: str = "burst") -> dict[str, R
     """The records of providers at 256×512×1024, by name."""
     chosen = [providers.parse(name, operation) for name in ("cublas", *names)]
     campaign = Campaign(chosen, operation, SHORT_ROUNDS)
-    records = campaign.run([(256, 512, 1024)], ["nt"], [mode])
+    records = campaign.run([GemmTask((256, 512, 1024), "nt")], [mode])
     return {record.provider: record for record in records}
 
 
@@ -199,10 +199,10 @@ def grouped_records(dtype: str, shapes: str, names: tuple[str, ...], mode: str) 
     """
     operation = Operation(dtype)
     base, *others = (grouped_providers.parse(name, operation) for name in ("torch", *names))
-    tasks = list(grouped_tasks(grouped_shapes.parse(shapes), ["nt"], False, operation))
-    assert [task.case(operation).fault(base.prepare) for task in tasks] == [None] * len(tasks)
+    groups = grouped_tasks(grouped_shapes.parse(shapes), ["nt"], False, operation)
+    assert [task.case(operation).fault(base.prepare) for task in groups] == [None] * len(groups)
     campaign = Campaign([base, *others], operation, SHORT_ROUNDS)
-    return list(campaign.run_tasks(tasks, [mode]))
+    return list(campaign.run(groups, [mode]))
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_groups_are_timed_with_cold_weights() -> None:
 def test_the_products_of_a_backward_pass_are_timed() -> None:
     campaign = Campaign([BASE, providers.parse("outblas")], rounds=SHORT_ROUNDS)
 
-    records = list(campaign.run([(256, 512, 1024)], ["nt"], ["burst"], backward=True))
+    records = list(campaign.run(tasks([(256, 512, 1024)], ["nt"], True), ["burst"]))
 
     found = {(r.product, r.shape, r.layout): r.check for r in records if r.provider == "outblas"}
     assert found == {

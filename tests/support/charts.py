@@ -8,6 +8,7 @@ from itertools import combinations
 from typing import Any
 from unittest import mock
 
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.path import Path
 from matplotlib.text import Text
@@ -48,7 +49,7 @@ def drawn_texts(figure: Figure) -> list[Drawn]:
         draw(self, *given, **named)
 
     with mock.patch.object(Text, "draw", recorded):
-        figure.canvas.draw()
+        FigureCanvasAgg(figure).draw()
     return [Drawn(text.get_text(), _outline(text)) for text in dict.fromkeys(found)]
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from outblas.base import progress
-from outblas.base.shapes import Shape
 from outblas.bench import burst, cold, schedule, sustained, turn
 from outblas.bench.clock import Clock
 from outblas.bench.operation import Operation
@@ -31,7 +30,7 @@ from outblas.bench.record import (
     figures,
 )
 from outblas.bench.statistics import BURST_TOLERANCE, SUSTAINED_TOLERANCE, ratio
-from outblas.bench.tasks import Operands, Task, tasks
+from outblas.bench.tasks import Operands, Task
 from outblas.verify.kernels import Refused
 from outblas.verify.watchdog import watchdog
 
@@ -89,26 +88,13 @@ class Campaign:
         progress.say("measuring the bandwidth of a copy")
         return cold.copy_gbs()
 
-    def run(
-        self,
-        shapes: Sequence[Shape],
-        layouts: Sequence[str],
-        modes: Sequence[str],
-        *,
-        backward: bool = False,
-    ) -> Iterator[Record]:
-        """Yields records as they become available: all providers of one shape and layout, mode by
-        mode. With `backward`, yields those of the two products of each backward pass instead.
-        """
-        return self.run_tasks(tasks(shapes, layouts, backward), modes)
-
-    def run_tasks(self, chosen: Sequence[Task], modes: Sequence[str]) -> Iterator[Record]:
+    def run(self, tasks: Sequence[Task], modes: Sequence[str]) -> Iterator[Record]:
         """Yields records as they become available: all providers of one task, mode by mode."""
         before = torch.get_float32_matmul_precision()
         precision = "high" if self.operation.dtype == "tf32" else "highest"
         torch.set_float32_matmul_precision(precision)
         try:
-            for task in progress.counted(chosen):
+            for task in progress.counted(tasks):
                 yield from self._task(task, modes)
         finally:
             torch.set_float32_matmul_precision(before)

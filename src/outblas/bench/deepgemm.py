@@ -5,7 +5,6 @@ either of its interfaces, where the package `deep_gemm` is installed.
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -26,54 +25,45 @@ GROUP_ROWS = 128  # of groups, each of which has a multiple
 
 
 def prepared(
-    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, out: Tensor
-) -> Callable[..., Tensor]:
-    """Returns a call that writes the product of a (M, K) and b (K, N) to `out`, with scales of
-    1x128 and 128x128 blocks, and returns it.
-
-    Raises ImportError without DeepGEMM, and Refused if it has no such function.
-    """
-    return _prepared(_NAMES, a, b, scale_a, scale_b, out)
-
-
-def prepared_groups(
-    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, offs: Tensor
-) -> Callable[..., Tensor]:
-    """Returns a call that multiplies the rows of each group of a (M, K), which end at `offs`, with
-    its matrix of b (experts, K, N), with scales of 1x128 and 128x128 blocks. It writes to the same
-    bfloat16 result each time, and returns it.
-
-    Raises ImportError without DeepGEMM, and Refused if it has no such function, or for a group
-    whose number of rows is no multiple of 128.
-    """
-    sizes = [end - begin for begin, end in pairwise((0, *offs.tolist()))]
-    if refused := [size for size in sizes if size % GROUP_ROWS]:
-        raise Refused(f"deepgemm takes groups of multiples of {GROUP_ROWS} rows, not {refused[0]}")
-    groups = torch.arange(len(sizes), dtype=torch.int32, device=a.device)
-    group_of_row = groups.repeat_interleave(torch.tensor(sizes, device=a.device))
-    out = a.new_full((a.shape[0], b.shape[2]), math.nan, dtype=torch.bfloat16)
-    return _prepared(_NAMES_OF_GROUPS, a, b, scale_a, scale_b, out, group_of_row)
-
-
-def _prepared(
-    names: tuple[str, ...],
     a: Tensor,
     b: Tensor,
     scale_a: Tensor,
     scale_b: Tensor,
-    *out_and_groups: Tensor,
+    out: Tensor | None = None,
+    offs: Tensor | None = None,
 ) -> Callable[..., Tensor]:
-    """Returns the call of the first of these functions that DeepGEMM has."""
+    """Returns a call that writes the product of a (M, K) and b (K, N) to `out`, with scales of
+    1x128 and 128x128 blocks, and returns it. With `offs` it multiplies the rows of each group of a,
+    which end there, with its matrix of b (experts, K, N). Without an `out` it writes to the same
+    bfloat16 result each time.
+
+    Raises ImportError without DeepGEMM, and Refused if it has no such function, or for a group
+    whose number of rows is no multiple of 128.
+    """
+    names, groups = _NAMES, []
+    if offs is not None:
+        names = _NAMES_OF_GROUPS
+        sizes = [end - begin for begin, end in pairwise((0, *offs.tolist()))]
+        if refused := [size for size in sizes if size % GROUP_ROWS]:
+            raise Refused(
+                f"deepgemm takes groups of multiples of {GROUP_ROWS} rows, not {refused[0]}"
+            )
+        experts = torch.arange(len(sizes), dtype=torch.int32, device=a.device)
+        groups = [experts.repeat_interleave(torch.tensor(sizes, device=a.device))]
     deep_gemm = importlib.import_module("deep_gemm")
     product = next((getattr(deep_gemm, name) for name in names if hasattr(deep_gemm, name)), None)
     if product is None:
         raise Refused(f"deep_gemm has neither {' nor '.join(names)}")
-    left = a, _aligned(scale_a)
-    scale_of_weights = scale_b.mT.contiguous()
+    result = (
+        a.new_full((a.shape[0], b.shape[-1]), torch.nan, dtype=torch.bfloat16)
+        if out is None
+        else out
+    )
+    left, scale_of_weights = (a, _aligned(scale_a)), scale_b.mT.contiguous()
 
     def call(b: Tensor = b) -> Tensor:
-        product(left, (b.mT, scale_of_weights), *out_and_groups)
-        return out_and_groups[0]
+        product(left, (b.mT, scale_of_weights), result, *groups)
+        return result
 
     return call
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -16,7 +17,6 @@ from outblas.bench.operation import Operation
 from outblas.bench.providers import DEEPGEMM, PLAIN, Call, Prepare, Provider
 from outblas.bench.record import GROUPED_BASE
 from outblas.bench.tasks import blocks
-from outblas.core.fp8 import BLOCK
 from outblas.torch_ops.grouped_mm import HOPPER, KERNELS, PORTABLE, grouped_mm
 from outblas.torch_ops.scaled_grouped_mm import scaled_grouped_mm
 from outblas.verify.kernels import Refused
@@ -82,7 +82,7 @@ def _deepgemm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, offs: Tens
     """Prepares DeepGEMM's product of groups of rows, where it is installed."""
     if b.dim() == 2:
         raise Refused(f"{DEEPGEMM} takes groups of rows, not of terms")
-    return deepgemm.prepared_groups(a, b, scale_a, scale_b, offs)
+    return deepgemm.prepared(a, b, scale_a, scale_b, offs=offs)
 
 
 def _torch(a: Tensor, b: Tensor, offs: Tensor) -> Call:
@@ -92,77 +92,49 @@ def _torch(a: Tensor, b: Tensor, offs: Tensor) -> Call:
 
 # ---- torch, which has no grouped product with scales of blocks
 def _torch_scaled(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, offs: Tensor) -> Call:
-    """Prepares one `torch._scaled_mm` for each group, which writes to its part of a result.
+    """Prepares one `torch._scaled_mm` for each group, which writes to its part of a result; a group
+    without terms gets zeros. Raises Refused for sizes that torch refuses, of whatever groups.
 
-    Raises Refused for sizes that torch refuses, of whatever groups.
+    cuBLAS takes multiples of `_TORCH_ROWS` rows. A group with another number of rows is multiplied
+    with the next rows, whose results the next groups write again, and whose scales are 1. Behind
+    the last group are rows of zeros.
     """
-    ends = offs.tolist()
-    N = b.shape[-1]
-    if N % _TORCH_MULTIPLE:
-        raise Refused(f"torch._scaled_mm takes multiples of {_TORCH_MULTIPLE} columns, not {N}")
-    prepare = _torch_of_rows if b.dim() == 3 else _torch_of_terms
-    return prepare(a, b, scale_a, scale_b, ends)
-
-
-def _torch_of_rows(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, ends: list[int]) -> Call:
-    """cuBLAS takes multiples of `_TORCH_ROWS` rows. A group with another number of rows is
-    multiplied with the next rows, whose results the next groups write again, and whose scales are
-    1. Behind the last group are rows of zeros.
-    """
-    M, K = a.shape
-    if K % K_MULTIPLE:
-        raise Refused(
-            f"torch._scaled_mm takes K that is a multiple of {K_MULTIPLE}, with scales of "
-            f"{BLOCK}x{BLOCK} blocks, not {K}"
-        )
-    rows = a.new_zeros((M + _TORCH_ROWS - 1, K))
-    rows[:M].copy_(a)
-    out = a.new_full((rows.shape[0], b.shape[2]), math.nan, dtype=OUT_DTYPE)
-    of_weights = scale_b.unbind()
-    parts = []
-    for group, (begin, end) in enumerate(pairwise((0, *ends))):
-        if begin == end:
-            continue
-        count = math.ceil((end - begin) / _TORCH_ROWS) * _TORCH_ROWS
-        scales = by_columns(scale_a.new_ones((count, scale_a.shape[1])))
-        scales[: end - begin].copy_(scale_a[begin:end])
-        part = slice(begin, begin + count)
-        parts.append((group, rows[part], scales, out[part]))
+    (M, K), N, of_rows = a.shape, b.shape[-1], b.dim() == 3
+    for name, size, multiple in (
+        ("columns", N, _TORCH_MULTIPLE),
+        ("terms", K, K_MULTIPLE if of_rows else _TORCH_MULTIPLE),
+        ("rows", M, 1 if of_rows else _TORCH_ROWS),
+    ):
+        if size % multiple:
+            raise Refused(f"torch._scaled_mm takes multiples of {multiple} {name}, not {size}")
+    groups = list(enumerate(pairwise((0, *offs.tolist()))))
+    empty: list[Tensor] = []
+    parts: list[tuple[int | slice, Tensor, Tensor, Tensor, Tensor]] = []
+    if of_rows:
+        rows = a.new_zeros((M + _TORCH_ROWS - 1, K))
+        rows[:M].copy_(a)
+        memory = a.new_full((rows.shape[0], N), math.nan, dtype=OUT_DTYPE)
+        out = memory[:M]
+        for group, (begin, end) in groups:
+            count = math.ceil((end - begin) / _TORCH_ROWS) * _TORCH_ROWS
+            scales = by_columns(scale_a.new_ones((count, scale_a.shape[1])))
+            scales[: end - begin].copy_(scale_a[begin:end])
+            part = slice(begin, begin + count)
+            if count:
+                parts.append((group, rows[part], scales, scale_b[group], memory[part]))
+    else:
+        scale_a, scale_b = by_columns(scale_a), scale_b.contiguous()
+        out = a.new_full((len(groups), M, N), math.nan, dtype=OUT_DTYPE)
+        empty = [out[group] for group, (begin, end) in groups if begin == end]
+        for group, (begin, end) in groups:
+            terms, x = slice(begin, end), blocks(begin, end)
+            if begin < end:
+                parts.append((terms, a[:, terms], scale_a[:, x], scale_b[x], out[group]))
 
     def call(b: Tensor = b) -> Tensor:
-        weights = b.unbind()
-        for group, x, scales, result in parts:
-            cublas_scaled_mm(
-                x, weights[group], scales, of_weights[group], out_dtype=OUT_DTYPE, out=result
-            )
-        return out[:M]
-
-    return call
-
-
-def _torch_of_terms(
-    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, ends: list[int]
-) -> Call:
-    """A group without terms gets zeros."""
-    M, K = a.shape
-    if M % _TORCH_ROWS or K % _TORCH_MULTIPLE:
-        raise Refused(
-            f"torch._scaled_mm takes multiples of {_TORCH_ROWS} rows and of {_TORCH_MULTIPLE} "
-            f"terms, not {M} and {K}"
-        )
-    scale_a, scale_b = by_columns(scale_a), scale_b.contiguous()
-    out = a.new_full((len(ends), M, b.shape[1]), math.nan, dtype=OUT_DTYPE)
-    empty, parts = [], []
-    for result, (begin, end) in zip(out, pairwise((0, *ends)), strict=True):
-        if begin == end:
-            empty.append(result)
-            continue
-        terms, of_terms = slice(begin, end), blocks(begin, end)
-        parts.append((terms, a[:, terms], scale_a[:, of_terms], scale_b[of_terms], result))
-
-    def call(b: Tensor = b) -> Tensor:
-        for terms, x, of_rows, of_columns, result in parts:
-            cublas_scaled_mm(x, b[terms], of_rows, of_columns, out_dtype=OUT_DTYPE, out=result)
+        weights: Any = b.unbind() if of_rows else b
+        for part, x, scale_x, scale_y, result in parts:
+            cublas_scaled_mm(x, weights[part], scale_x, scale_y, out_dtype=OUT_DTYPE, out=result)
         for result in empty:
             result.zero_()
         return out

@@ -14,6 +14,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -68,13 +69,28 @@ _STYLE: dict[Any, Any] = {
     "axes.titlesize": 10.5,
     "axes.titleweight": "bold",
     "axes.titlepad": 8.0,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "figure.constrained_layout.use": True,
+    "figure.constrained_layout.w_pad": 0.08,
+    "figure.constrained_layout.h_pad": 0.06,
+    "figure.constrained_layout.wspace": 0.03,
+    "figure.constrained_layout.hspace": 0.03,
+    "figure.labelsize": 8.0,
+    "figure.titlesize": HEADING,
+    "figure.titleweight": "bold",
     "font.size": TEXT,
     "font.family": ["sans-serif"],
     "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],
     "grid.color": RULE,
+    "grid.linewidth": 0.8,
     "legend.frameon": False,
     "legend.fontsize": SMALL,
     "legend.labelcolor": INK,
+    "savefig.dpi": 144,
     "text.color": INK,
     "xtick.color": QUIET,
     "xtick.labelcolor": INK,
@@ -135,8 +151,12 @@ def grid(
     """A figure of axes in rows. A row is its height in inches and the relative width of each of its
     axes; `extra` is the height of title and note together.
     """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    matplotlib.rcParams.update(_STYLE)
     heights = [height for height, _ in rows]
-    figure = _figure((width, sum(heights) + extra))
+    figure = Figure(figsize=(width, sum(heights) + extra))
     # A figure within the figure for each row, so that long names in one row leave others alone.
     parts = figure.subfigures(len(rows), 1, squeeze=False, height_ratios=heights)
     units = max(sum(spans) for _, spans in rows)
@@ -146,51 +166,21 @@ def grid(
         for span in spans:
             axes.append(part.add_subplot(places[0, start : start + span]))
             start += span
-    for axis in axes:
-        _clear(axis)
     return figure, axes
-
-
-def _figure(size: tuple[float, float]) -> Figure:
-    """An empty figure in the style of all charts. Agg draws it, which needs no display."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    matplotlib.rcParams.update(_STYLE)
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    layout = figure.get_layout_engine()
-    assert layout is not None
-    layout.set(w_pad=0.08, h_pad=0.06, hspace=0.03, wspace=0.03)  # type: ignore[call-arg]
-    return figure
-
-
-def _clear(axis: Any) -> None:
-    """Leaves an axis the lines that help to read it."""
-    axis.grid(True, axis="y", color=RULE, linewidth=0.8)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
 
 
 def entitle(figure: Figure, title: str, note: str = "") -> None:
     """Gives a figure its title, and a note beneath: how and where its data were measured."""
-    figure.suptitle(title, x=0.008, ha="left", fontsize=HEADING, fontweight="bold", color=INK)
+    figure.suptitle(title, x=0.008, ha="left")
     if note:
         width = int(_NOTE_WIDTH * figure.get_figwidth())
         text = textwrap.fill(note, width, break_long_words=False)
-        figure.supxlabel(text, x=0.008, ha="left", fontsize=8.0, color=QUIET)
+        figure.supxlabel(text, x=0.008, ha="left", color=QUIET)
 
 
 def describe(figure: Figure, text: str) -> None:
     """Gives a figure its text alternative: what it shows, for a reader who does not see it."""
     figure.set_label(text)  # matplotlib draws no label of a figure
-
-
-def description(figure: Figure) -> str:
-    """The text alternative that `describe` has set; "" where it has none."""
-    label = figure.get_label()
-    return str(label) if label else ""
 
 
 def ratio(value: float) -> str:
@@ -203,7 +193,7 @@ def horizontal(axis: Any, names: Sequence[str]) -> None:
     axis.set_yticks(range(len(names)), list(names))
     axis.set_ylim(len(names) - 0.4, -0.6)
     axis.tick_params(axis="y", length=0)
-    axis.grid(True, axis="x", color=RULE, linewidth=0.8)
+    axis.grid(True, axis="x")
     axis.grid(False, axis="y")
 
 
@@ -224,33 +214,19 @@ def columns(axis: Any, shown: Sequence[Column], gap: float = 8.0) -> None:
     for column in shown:
         heading = max(map(len, column.heading.split("\n"))) * _BOLD
         right += gap + SMALL * max(heading, *(len(cell) * _CHARACTER for cell in column.cells))
-        style: dict[str, Any] = {
-            "textcoords": "offset points",
-            "ha": "right",
-            "fontsize": SMALL,
-            "color": column.colour,
-            "annotation_clip": False,
-        }
-        axis.annotate(
-            column.heading,
-            (1, 1),
-            xytext=(right, 6),
-            xycoords="axes fraction",
-            va="baseline",
-            fontweight="bold",
-            linespacing=1.1,
-            **style,
+        write = partial(
+            axis.annotate,
+            textcoords="offset points",
+            ha="right",
+            fontsize=SMALL,
+            color=column.colour,
+            annotation_clip=False,
         )
+        above = {"xycoords": "axes fraction", "va": "baseline", "linespacing": 1.1}
+        write(column.heading, (1, 1), xytext=(right, 6), fontweight="bold", **above)
+        beside = {"xycoords": axis.get_yaxis_transform(), "va": "center"}
         for row, cell in enumerate(column.cells):
-            place = (1, row)
-            axis.annotate(
-                cell,
-                place,
-                xytext=(right, 0),
-                xycoords=axis.get_yaxis_transform(),
-                va="center",
-                **style,
-            )
+            write(cell, (1, row), xytext=(right, 0), **beside)
 
 
 def legend_above(axis: Any, title: str, columns: int) -> None:
@@ -276,9 +252,7 @@ def spread(wanted: Sequence[float], gap: float) -> list[float]:
     allows.
     """
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
-    groups: list[
-        tuple[float, list[int]]
-    ] = []  # the middle of a run of neighbours, and who is in it
+    groups: list[tuple[float, list[int]]] = []  # the middle of a run, and who is in it
     for i in order:
         groups.append((wanted[i], [i]))
         while len(groups) > 1:
@@ -299,17 +273,16 @@ def label_ends(axis: Any, ends: Iterable[tuple[float, float, str, str]]) -> None
 
     The limits of the axis must be those that it will be drawn with.
     """
-    found = list(ends)
+    names = list(ends)
     axis.figure.canvas.figure.draw_without_rendering()  # lays it out
     points = 72 / axis.figure.dpi
-    heights = [axis.transData.transform((x, y))[1] * points for x, y, *_ in found]
-    for (x, y, name, colour), own, place in zip(
-        found, heights, spread(heights, 1.25 * SMALL), strict=True
-    ):
+    heights = [axis.transData.transform((x, y))[1] * points for x, y, *_ in names]
+    places = spread(heights, 1.25 * SMALL)
+    for (x, y, name, colour), height, place in zip(names, heights, places, strict=True):
         axis.annotate(
             name,
             (x, y),
-            xytext=(8, place - own),
+            xytext=(8, place - height),
             textcoords="offset points",
             va="center",
             fontsize=SMALL,
@@ -325,7 +298,7 @@ def save(figure: Figure, path: Path, note: str = "") -> None:
     if path.suffix.lower() == ".svg":
         path.write_text(svg(figure, note), encoding="utf-8")
     else:
-        figure.savefig(path, dpi=144)
+        figure.savefig(path)
 
 
 def svg(figure: Figure, note: str = "") -> str:
@@ -337,7 +310,7 @@ def svg(figure: Figure, note: str = "") -> str:
     text, key = _with_own_ids(file.getvalue())
     start = text.index("<svg")
     end = text.index(">", start)
-    title, alternative = figure.get_suptitle().replace("\n", " "), description(figure)
+    title, alternative = figure.get_suptitle().replace("\n", " "), str(figure.get_label())
     head = (
         f'{text[:end]} role="img" aria-labelledby="title-{key} desc-{key}">\n'
         f' <title id="title-{key}">{escape(title)}</title>\n'

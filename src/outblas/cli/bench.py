@@ -159,8 +159,7 @@ def bench(
             registry.ladder(ladder)
         check_one_of("--dtype", dtype, GROUPED_PRECISIONS if is_grouped else tuple(OPERANDS))
         operation = Operation(dtype, Steps.parse(epilogue), batch_invariant)
-        find_tasks = _grouped_tasks if is_grouped else _gemm_tasks
-        tasks = find_tasks(operation, shapes, layouts, backward)
+        tasks = _tasks(operation, shapes, layouts, backward=backward, is_grouped=is_grouped)
         chosen = [parse(name, operation) for name in split_names(kernels)]
         if not torch.cuda.is_available():
             typer.echo(
@@ -175,7 +174,7 @@ def bench(
         )
         least = dict.fromkeys(ROUNDS, rounds) if rounds else ROUNDS
         campaign = Campaign(competitors, operation, least)
-    report, passed = _run(campaign, campaign.run_tasks(tasks, modes), save, quiet=json)
+    report, passed = _run(campaign, campaign.run(tasks, modes), save, quiet=json)
     if json:
         print_json(report)
     if earlier is not None:
@@ -215,25 +214,17 @@ def _choice(option: str, text: str, allowed: tuple[str, ...]) -> list[str]:
     return values
 
 
-def _gemm_tasks(
-    operation: Operation, shapes: str, layouts: list[str], backward: bool
+def _tasks(
+    operation: Operation, shapes: str, layouts: list[str], *, backward: bool, is_grouped: bool
 ) -> Sequence[Task]:
-    """The products of a campaign of single GEMMs. Raises ValueError."""
-    from outblas.bench.tasks import tasks
+    """The products of a campaign. Raises ValueError."""
+    from outblas.bench.tasks import grouped_tasks, tasks
 
-    sizes = parse_shapes(shapes, least=1)
+    sizes = [] if is_grouped else parse_shapes(shapes, least=1)
+    workloads = grouped_shapes.parse(shapes) if is_grouped else []
     operation.check(sizes, layouts, backward=backward)
-    return tasks(sizes, layouts, backward)
-
-
-def _grouped_tasks(
-    operation: Operation, shapes: str, layouts: list[str], backward: bool
-) -> Sequence[Task]:
-    """The products of a campaign of grouped GEMMs. Raises ValueError."""
-    from outblas.bench.tasks import grouped_tasks
-
-    workloads = grouped_shapes.parse(shapes)
-    operation.check((), layouts, backward=backward)
+    if not is_grouped:
+        return tasks(sizes, layouts, backward)
     for letters in layouts:
         if letters not in grouped_shapes.ROWS_LAYOUTS:
             raise ValueError(
@@ -282,19 +273,14 @@ def _run(
     passed = True
 
     def view(doing: str = "") -> Group:
-        if quiet:
-            return Group()
-        status = [Text(doing, style="dim")] if doing else []
         title = f"{report['environment']['gpu']}, {campaign.operation.dtype}"
-        return Group(_view(title, rows, campaign.base), *status)
+        table = [] if quiet else [_view(title, rows, campaign.base)]
+        return Group(*table, *([Text(doing, style="dim")] if doing else []))
 
     with Live(view(), console=console, refresh_per_second=4, transient=quiet) as live:
         below_the_table = console.is_terminal and not quiet
-        with (
-            progress.heard(lambda doing: live.update(view(doing)))
-            if below_the_table
-            else progress_line.shown()
-        ):
+        heard = progress.heard(lambda doing: live.update(view(doing)))
+        with heard if below_the_table else progress_line.shown():
             for record in records:
                 if record.bandwidth_share is not None:
                     report["environment"]["copy_gbs"] = campaign.copy_gbs
@@ -314,19 +300,17 @@ def _view(title: str, rows: list[tuple[str, ...]], base: str) -> RenderableType:
     title if all share them.
     """
     base = "cuBLAS" if base == "cublas" else base
-    headings = [column.replace("cuBLAS", base) for column in COLUMNS]
-    columns = []
+    shown = []
     for i, column in enumerate(COLUMNS):
         values = {row[i] for row in rows}
         if column in ("shape", "layout", "mode") and len(values) == 1:
             title += f", {values.pop()}"
         elif values != {NONE}:
-            columns.append(i)
-    cells = ([row[i] for i in columns] for row in rows)
+            shown.append(i)
     return make_table(
         f"{title}; × {base}: its time / the provider's time",
-        [headings[i] for i in columns],
-        cells,
+        [COLUMNS[i].replace("cuBLAS", base) for i in shown],
+        ([row[i] for i in shown] for row in rows),
     )
 
 
@@ -345,8 +329,8 @@ CELLS: dict[str, Callable[[Record], str]] = {
     "epilogue": lambda r: r.epilogue or NONE,
     "provider": lambda r: r.label,
     "check": lambda r: r.check,
-    "µs": lambda r: figure(r.us, ".1f" if r.us is None or r.us >= 100 else ".2f"),
-    "TFLOP/s": lambda r: figure(r.tflops, ".0f" if r.tflops is None or r.tflops >= 100 else ".1f"),
+    "µs": lambda r: figure(r.us, ".1f" if (r.us or 0) >= 100 else ".2f"),
+    "TFLOP/s": lambda r: figure(r.tflops, ".0f" if (r.tflops or 0) >= 100 else ".1f"),
     "GB/s": lambda r: figure(r.gbs, ".0f"),
     "of copy": lambda r: figure(r.bandwidth_share, ".1%"),
     "× cuBLAS": _spread,

@@ -49,6 +49,7 @@ def _on_gpu() -> bool:
     from outblas.bench.campaign import Campaign
     from outblas.bench.providers import parse, runnable
     from outblas.bench.record import BASE
+    from outblas.bench.tasks import GemmTask
 
     device = torch.device("cuda", torch.cuda.current_device())
     console.print(
@@ -56,7 +57,7 @@ def _on_gpu() -> bool:
     )
     with progress_line.shown():
         campaign = Campaign([parse(BASE), *runnable(device)])
-        records = list(campaign.run([(N, N, N)], ["nt"], ["burst"]))
+        records = list(campaign.run([GemmTask((N, N, N), "nt")], ["burst"]))
     rows = [
         (
             r.label,
