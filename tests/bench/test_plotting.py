@@ -1,4 +1,4 @@
-"""The style that charts share: colours, places of labels, and what an SVG carries."""
+"""The style that charts share: colours, and what an SVG carries."""
 
 import re
 import struct
@@ -8,7 +8,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from support import charts, colour_vision
+from support import colour_vision
 
 from outblas.bench import plotting
 
@@ -55,50 +55,6 @@ def test_colours_stand_out_from_the_light_and_the_dark_background(colour: str) -
 
     assert colour_vision.contrast(colour, plotting.PAPER) >= least
     assert colour_vision.contrast(plotting.DARK[colour], plotting.DARK[plotting.PAPER]) >= least
-
-
-def test_a_provider_has_its_colour_whatever_stands_beside_it() -> None:
-    alone = plotting.colours(["outblas"])
-    beside = plotting.colours(["cublaslt-best", "portable", "outblas", "cublas"])
-
-    assert alone["outblas"] == beside["outblas"]
-    assert beside["cublas"] == plotting.BASE_COLOUR
-    assert len(set(beside.values())) == 4
-
-
-def test_eight_series_have_eight_colours_and_marks_and_nine_are_refused() -> None:
-    names = ["cublas", *"abcdefg"]
-
-    assert len(set(plotting.colours(names).values())) == plotting.MOST_SERIES
-    assert len({plotting.markers(names)[name] for name in "abcdefg"}) == 7
-    with pytest.raises(ValueError, match="a chart has 9 series, expected at most 8"):
-        plotting.colours([*names, "h"])
-
-
-# ---- labels
-@pytest.mark.parametrize(
-    ("wanted", "places"),
-    [
-        pytest.param([1.0, 5.0], [1.0, 5.0], id="far apart"),
-        pytest.param([5.0, 1.0], [5.0, 1.0], id="in any order"),
-        pytest.param([1.0, 1.0], [0.0, 2.0], id="at one place"),
-        pytest.param([1.0, 2.0, 3.0], [0.0, 2.0, 4.0], id="three that are close"),
-        pytest.param([], [], id="none"),
-    ],
-)
-def test_places_are_spread_no_farther_than_needed(wanted: list[float], places: list[float]) -> None:
-    assert plotting.spread(wanted, 2.0) == pytest.approx(places)
-
-
-def test_names_at_the_ends_of_close_lines_do_not_collide() -> None:
-    figure, (axis,) = plotting.grid(4.0, [(3.0, (1,))])
-    ends = [(1.0, y, f"line {y}", plotting.INK) for y in (0.5, 0.51, 0.52, 0.9)]
-
-    plotting.label_ends(axis, ends)
-
-    assert {name for *_, name, _ in ends} <= {t.text for t in charts.drawn_texts(figure)}
-    assert not charts.collisions(figure)
-    assert not charts.clipped(figure)
 
 
 # ---- files

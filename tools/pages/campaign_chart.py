@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from outblas.base.shapes import to_text
 from outblas.bench import plotting
 from outblas.bench.record import BEST
+from tools.pages import drawing
 from tools.pages.results import Measurement, Results
 from tools.pages.tables import devices
 
@@ -107,7 +108,7 @@ def _draw_ratios(axis: Any, records: Sequence[Measurement], title: str) -> str:
     text alternative.
     """
     names, series = _names(records), _series(records)
-    plotting.horizontal(axis, names)
+    drawing.horizontal(axis, names)
     for i, line in enumerate(series):
         places = [row + (i - (len(series) - 1) / 2) * _STEP for row in range(len(names))]
         for place, name in zip(places, names, strict=True):
@@ -131,10 +132,10 @@ def _draw_ratios(axis: Any, records: Sequence[Measurement], title: str) -> str:
     axis.set_xlabel("speedup (above 1: faster)")
     axis.set_ylabel("shape (M×N×K, or N)")
     plotting.legend_above(axis, title, columns=1)
-    cells = [[plotting.ratio(line.ratios[name][0]) for name in names] for line in series]
-    plotting.columns(
+    cells = [[drawing.ratio(line.ratios[name][0]) for name in names] for line in series]
+    drawing.columns(
         axis,
-        [plotting.Column(s.heading, c, s.colour) for s, c in zip(series, cells, strict=True)],
+        [drawing.Column(s.heading, c, s.colour) for s, c in zip(series, cells, strict=True)],
     )
     return " ".join(
         f"{title}, speedup of {line.name}: "
@@ -155,7 +156,7 @@ def _against_n(records: Sequence[Measurement]) -> _Points:
 
 def _draw_lines(axis: Any, points: _Points) -> str:
     """Draws a line for each provider over square GEMMs. Returns the text alternative."""
-    colours, markers = plotting.colours(list(points)), plotting.markers(list(points))
+    colours, markers = drawing.colours(list(points)), drawing.markers(list(points))
     for name, line in points.items():
         axis.plot(
             *zip(*line, strict=True),
@@ -173,7 +174,7 @@ def _draw_lines(axis: Any, points: _Points) -> str:
     axis.set_ylabel("TFLOP/s")
     axis.set_ylim(0, 1.08 * max(value for line in points.values() for _, value in line))
     axis.set_title("TFLOP/s of square products")
-    plotting.label_ends(axis, [(*line[-1], name, colours[name]) for name, line in points.items()])
+    drawing.label_ends(axis, [(*line[-1], name, colours[name]) for name, line in points.items()])
     return " ".join(
         f"TFLOP/s of {name} by N: {', '.join(f'{n} {value:.3g}' for n, value in line)}."
         for name, line in points.items()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from outblas.bench import plotting
+from tools.pages import drawing
 from tools.pages.ladder import OWN, SIZES, Row, rows
 from tools.pages.results import Results
 from tools.pages.tables import NONE, devices
@@ -58,7 +59,7 @@ def draw(results: Results, name: str) -> Figure:
 
 def _panel(axis: Any, ladder: Sequence[Row], i: int, n: int) -> None:
     """The rungs at one size."""
-    plotting.horizontal(axis, [row.rung.name for row in ladder])
+    drawing.horizontal(axis, [row.rung.name for row in ladder])
     gpus = dict.fromkeys(f.gpu for row in ladder for f in row.rung.figures if f.n == n and f.ratio)
     document = f"seed document ({', '.join(gpus)})"
     series = [
@@ -78,14 +79,14 @@ def _panel(axis: Any, ladder: Sequence[Row], i: int, n: int) -> None:
     axis.set_ylabel("rung")
     plotting.legend_above(axis, f"N = {n}", columns=1)
     columns = [
-        plotting.Column(
+        drawing.Column(
             heading,
-            [NONE if value is None else plotting.ratio(value) for value in values],
+            [NONE if value is None else drawing.ratio(value) for value in values],
             plotting.QUIET if colour == SEED else colour,
         )
         for _, heading, colour, values in series
     ]
-    plotting.columns(axis, columns)
+    drawing.columns(axis, columns)
 
 
 def _ours(row: Row, i: int) -> float | None:
@@ -105,6 +106,6 @@ def _in_words(ladder: Sequence[Row], i: int, n: int) -> str:
     cells = []
     for row in ladder:
         values = (("ours", _ours(row, i)), ("seed document", _seed(row, n)))
-        words = [f"{who} {plotting.ratio(value)}" for who, value in values if value is not None]
+        words = [f"{who} {drawing.ratio(value)}" for who, value in values if value is not None]
         cells.append(f"{row.rung.name} {', '.join(words) or 'not measured'}")
     return f"Speed over cuBLAS's at N = {n}, {', '.join(gpus)}: {'; '.join(cells)}."

@@ -26,37 +26,18 @@ def _kernel() -> Any:
         """Writes to row i of out: the SM, its clock64 and globaltimer (ns), `wait` ns after the CTA
         started.
         """
-        lane = tl.arange(0, 1)
-        seed = tl.full((1,), 0, tl.int64)
-        wait = seed + wait
-        begun = tl.inline_asm_elementwise(
-            "mov.u64 $0, %globaltimer;", "=l,l", [seed], tl.int64, False, 1
-        )
-        tl.inline_asm_elementwise(
-            "{ .reg .u64 t; .reg .pred p; loop: mov.u64 t, %globaltimer; sub.u64 t, t, $1; "
-            "setp.lt.u64 p, t, $2; "
-            "@p bra loop; mov.u64 $0, t; }",
-            "=l,l,l",
-            [begun, wait],
-            tl.int64,
+        sm, cycles, nanoseconds = tl.inline_asm_elementwise(
+            "{ .reg .u64 begun, t; .reg .u32 s; .reg .pred p; mov.u64 begun, %globaltimer; "
+            "loop: mov.u64 t, %globaltimer; sub.u64 t, t, begun; setp.lt.u64 p, t, $3; "
+            "@p bra loop; mov.u32 s, %smid; cvt.u64.u32 $0, s; mov.u64 $1, %clock64; "
+            "mov.u64 $2, %globaltimer; }",
+            "=l,=l,=l,l",
+            [tl.full((1,), 0, tl.int64) + wait],
+            (tl.int64, tl.int64, tl.int64),
             False,
             1,
         )
-        sm = tl.inline_asm_elementwise(
-            "{ .reg .u32 s; mov.u32 s, %smid; cvt.u64.u32 $0, s; }",
-            "=l,l",
-            [seed],
-            tl.int64,
-            False,
-            1,
-        )
-        cycles = tl.inline_asm_elementwise(
-            "mov.u64 $0, %clock64;", "=l,l", [seed], tl.int64, False, 1
-        )
-        nanoseconds = tl.inline_asm_elementwise(
-            "mov.u64 $0, %globaltimer;", "=l,l", [seed], tl.int64, False, 1
-        )
-        row = out + tl.program_id(0) * 3 + lane
+        row = out + tl.program_id(0) * 3 + tl.arange(0, 1)
         tl.store(row, sm)
         tl.store(row + 1, cycles)
         tl.store(row + 2, nanoseconds)

@@ -33,10 +33,13 @@ def power_limit() -> float | None:
 def environment() -> dict[str, Any]:
     """Returns the GPU with its power limit, driver, versions and date, as JSON values."""
     versions = {status.name: status.installed for status in requirements.statuses()}
+    gpu = torch.cuda.get_device_properties() if torch.cuda.is_available() else None
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "outblas": metadata.version("outblas"),
-        **_gpu(),
+        "gpu": gpu.name if gpu else None,
+        "sms": gpu.multi_processor_count if gpu else None,
+        "power_limit_w": power_limit() if gpu else None,
         "driver": driver(),
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
@@ -44,15 +47,4 @@ def environment() -> dict[str, Any]:
             name: versions.get(name)
             for name in ("torch", "triton", "nvidia-cutlass-dsl", "apache-tvm-ffi")
         },
-    }
-
-
-def _gpu() -> dict[str, Any]:
-    if not torch.cuda.is_available():
-        return {"gpu": None, "sms": None, "power_limit_w": None}
-    properties = torch.cuda.get_device_properties()
-    return {
-        "gpu": properties.name,
-        "sms": properties.multi_processor_count,
-        "power_limit_w": power_limit(),
     }

@@ -1,9 +1,9 @@
 """The style that every chart shares, and how charts are written to files.
 
-A chart is a matplotlib figure with a title, a text alternative and at most `MOST_SERIES` colours
-that colour-blind readers tell apart. `save` writes it; as SVG it carries the title and the
-alternative for screen readers, and follows the reader's light or dark mode. Its background is
-opaque, so that it reads on any page.
+A chart is a matplotlib figure with a title, a text alternative and colours that colour-blind
+readers tell apart. `save` writes it; as SVG it carries the title and the alternative for screen
+readers, and follows the reader's light or dark mode. Its background is opaque, so that it reads on
+any page.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ import hashlib
 import io
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".svg", ".pdf")
 WIDTH = 9.0  # inches: 864 CSS pixels, the width of a README
-MOST_SERIES = 8  # colours in one chart, the base's grey among them
 
 # Colours as matplotlib draws them, on a light background. Text and lines have names for what they
 # do; white that must stay white in the dark is `ON_COLOUR`.
@@ -33,8 +30,6 @@ INK, QUIET, RULE, PAPER = "#1f2328", "#59636e", "#dfe3e8", "#ffffff"
 ON_COLOUR = "#fefefe"
 BASE_COLOUR = "#8c8a92"  # cuBLAS
 PALETTE = ("#19539a", "#b14000", "#5b955e", "#2198ff", "#d28303", "#7d3868", "#1e154e")
-# Marks that tell series apart without colour, in the order of PALETTE.
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 # What stands for each of these colours on a dark background.
 DARK: Mapping[str, str] = MappingProxyType(
     {
@@ -52,11 +47,7 @@ DARK: Mapping[str, str] = MappingProxyType(
         "#1e154e": "#8d74ff",
     }
 )
-# Providers that have the same colour in every chart.
-_COLOUR_OF = {"cublas": BASE_COLOUR, "outblas": PALETTE[0], "cublaslt-best": PALETTE[1]}
-
 SMALL, TEXT, HEADING = 8.5, 9.5, 12.0  # points
-_CHARACTER, _BOLD = 0.62, 0.7  # the width of a character over the size of its font
 _NOTE_WIDTH = 16.0  # characters of the note beneath a chart for each inch of its width
 _STYLE: dict[Any, Any] = {
     "figure.facecolor": PAPER,
@@ -122,29 +113,6 @@ def check_chart(path: Path | None, option: str = "--chart") -> None:
         ) from None
 
 
-def colours(names: Sequence[str]) -> dict[str, str]:
-    """A colour for each name. cuBLAS is grey, and outblas and the best of cuBLASLt's algorithms
-    have the same colour in every chart.
-
-    Raises ValueError for more names than there are colours: such a chart is to be split.
-    """
-    fixed = {name: _COLOUR_OF[name] for name in names if name in _COLOUR_OF}
-    free = [colour for colour in PALETTE if colour not in fixed.values()]
-    others = [name for name in dict.fromkeys(names) if name not in fixed]
-    if len(others) > len(free):
-        raise ValueError(
-            f"a chart has {len(fixed) + len(others)} series, expected at most {MOST_SERIES}"
-        )
-    chosen = dict(zip(others, free, strict=False)) | fixed
-    return {name: chosen[name] for name in names}
-
-
-def markers(names: Sequence[str]) -> dict[str, str]:
-    """A mark for each name, the same for a colour of the palette wherever it is used."""
-    known = dict(zip(PALETTE, MARKERS, strict=True))
-    return {name: known.get(colour, "o") for name, colour in colours(names).items()}
-
-
 def grid(
     width: float, rows: Sequence[tuple[float, Sequence[int]]], extra: float = 0.0
 ) -> tuple[Figure, list[Any]]:
@@ -183,52 +151,6 @@ def describe(figure: Figure, text: str) -> None:
     figure.set_label(text)  # matplotlib draws no label of a figure
 
 
-def ratio(value: float) -> str:
-    """A ratio as charts write it: three digits after the point, and three digits of a small one."""
-    return f"{value:.3f}" if abs(value) >= 0.1 else f"{value:#.3g}"
-
-
-def horizontal(axis: Any, names: Sequence[str]) -> None:
-    """Turns an axis into one of rows that are read like a table, the first name at the top."""
-    axis.set_yticks(range(len(names)), list(names))
-    axis.set_ylim(len(names) - 0.4, -0.6)
-    axis.tick_params(axis="y", length=0)
-    axis.grid(True, axis="x")
-    axis.grid(False, axis="y")
-
-
-@dataclass(frozen=True)
-class Column:
-    """Figures that stand right of a chart's rows, one for each, in the colour of their series."""
-
-    heading: str
-    cells: Sequence[str]
-    colour: str = INK
-
-
-def columns(axis: Any, shown: Sequence[Column], gap: float = 8.0) -> None:
-    """Writes columns of text right of an axis of rows, `gap` points apart; cells are aligned on the
-    right. Nothing that is drawn inside the axis can run into them.
-    """
-    right = 0.0
-    for column in shown:
-        heading = max(map(len, column.heading.split("\n"))) * _BOLD
-        right += gap + SMALL * max(heading, *(len(cell) * _CHARACTER for cell in column.cells))
-        write = partial(
-            axis.annotate,
-            textcoords="offset points",
-            ha="right",
-            fontsize=SMALL,
-            color=column.colour,
-            annotation_clip=False,
-        )
-        above = {"xycoords": "axes fraction", "va": "baseline", "linespacing": 1.1}
-        write(column.heading, (1, 1), xytext=(right, 6), fontweight="bold", **above)
-        beside = {"xycoords": axis.get_yaxis_transform(), "va": "center"}
-        for row, cell in enumerate(column.cells):
-            write(cell, (1, row), xytext=(right, 0), **beside)
-
-
 def legend_above(axis: Any, title: str, columns: int) -> None:
     """Gives an axis its title, and between the two its legend in rows of `columns`."""
     handles, _ = axis.get_legend_handles_labels()
@@ -245,50 +167,6 @@ def legend_above(axis: Any, title: str, columns: int) -> None:
         borderaxespad=0.1,
         borderpad=0.2,
     )
-
-
-def spread(wanted: Sequence[float], gap: float) -> list[float]:
-    """Places at least `gap` apart, in the order of the wanted ones and as near to them as that
-    allows.
-    """
-    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
-    groups: list[tuple[float, list[int]]] = []  # the middle of a run, and who is in it
-    for i in order:
-        groups.append((wanted[i], [i]))
-        while len(groups) > 1:
-            (low, before), (high, after) = groups[-2:]
-            if high - low >= gap * (len(before) + len(after)) / 2:
-                break
-            both = before + after
-            groups[-2:] = [(sum(wanted[j] for j in both) / len(both), both)]
-    places = [0.0] * len(wanted)
-    for middle, members in groups:
-        for rank, i in enumerate(members):
-            places[i] = middle + (rank - (len(members) - 1) / 2) * gap
-    return places
-
-
-def label_ends(axis: Any, ends: Iterable[tuple[float, float, str, str]]) -> None:
-    """Names lines at their right ends, given as (x, y, name, colour), so that no two names collide.
-
-    The limits of the axis must be those that it will be drawn with.
-    """
-    names = list(ends)
-    axis.figure.canvas.figure.draw_without_rendering()  # lays it out
-    points = 72 / axis.figure.dpi
-    heights = [axis.transData.transform((x, y))[1] * points for x, y, *_ in names]
-    places = spread(heights, 1.25 * SMALL)
-    for (x, y, name, colour), height, place in zip(names, heights, places, strict=True):
-        axis.annotate(
-            name,
-            (x, y),
-            xytext=(8, place - height),
-            textcoords="offset points",
-            va="center",
-            fontsize=SMALL,
-            color=colour,
-            annotation_clip=False,
-        )
 
 
 def save(figure: Figure, path: Path, note: str = "") -> None:

@@ -41,7 +41,10 @@ class EnergyMeter:
 
     def watts(self) -> float | None:
         """Returns the mean power since the reset; None if fewer than two updates were seen."""
-        return mean_power(self._renewals)
+        if len(self._renewals) < 2:
+            return None
+        (start, first), *_, (end, last) = self._renewals
+        return (last - first) / 1000 / (end - start)
 
     def power_limit(self) -> float | None:
         """Returns the enforced power limit in watts."""
@@ -52,14 +55,6 @@ class EnergyMeter:
 
     def _read(self) -> int:
         return int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
-
-
-def mean_power(renewals: list[tuple[float, int]]) -> float | None:
-    """Returns the watts between the first and the last (seconds, mJ); None for fewer than two."""
-    if len(renewals) < 2:
-        return None
-    (start, first), *_, (end, last) = renewals
-    return (last - first) / 1000 / (end - start)
 
 
 def _handle(nvml: Any) -> Any:

@@ -7,9 +7,9 @@ the columns of B where groups are terms; elsewhere 128 columns share one, as in 
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 from typing import Any
 
 import torch
@@ -140,14 +140,8 @@ class GroupedTask:
 
     def facts(self) -> dict[str, Any]:
         """Returns the fields of a record that say what was timed."""
-        return {
-            "shape": self.shape,
-            "layout": self.layout,
-            "product": self.product,
-            "experts": self.workload.experts,
-            "form": self.workload.form,
-            "distribution": self.workload.distribution,
-        }
+        grouping = asdict(self.workload.grouping)
+        return {"shape": self.shape, "layout": self.layout, "product": self.product, **grouping}
 
 
 Task = GemmTask | GroupedTask
@@ -179,13 +173,11 @@ def grouped_tasks(
         return list(dict.fromkeys(scaled))
     flipped = {"nt": "nn", "nn": "nt"}
     chosen = []
-    for layout in layouts:
-        for workload in workloads:
-            products = workload.backward() if of_backward else (("", workload),)
-            for name, part in products:
-                of_rows = flipped[layout] if name == "dA" else layout
-                letters = of_rows if part.form == "rows" else TERMS_LAYOUT
-                chosen.append(GroupedTask(part, letters, name))
+    for layout, workload in product(layouts, workloads):
+        for name, part in workload.backward() if of_backward else (("", workload),):
+            of_rows = flipped[layout] if name == "dA" else layout
+            letters = of_rows if part.form == "rows" else TERMS_LAYOUT
+            chosen.append(GroupedTask(part, letters, name))
     return list(dict.fromkeys(chosen))
 
 

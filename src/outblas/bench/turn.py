@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -89,35 +89,27 @@ def rough_us(call: Call) -> float:
     """
     call()
     torch.cuda.synchronize()
-    us, enqueued = min(_eager_us(call) for _ in range(3))
+    us, enqueued = min(_elapsed(eager([call] * 4)) for _ in range(3))
     if us > SHORT_US and enqueued < HOST_SHARE * us:
         return us
     return elapsed_us(graph([call] * ROUGH_CALLS))
 
 
-def _eager_us(call: Call, calls: int = 4) -> tuple[float, float]:
-    """Returns the µs of an eager call on the device, and those that the host takes to make it."""
-    enqueued = 0.0
-    batch = eager([call] * calls)
-
-    def run() -> None:
-        nonlocal enqueued
-        begun = time.perf_counter()
-        batch.run()
-        enqueued = (time.perf_counter() - begun) * 1e6 / calls
-
-    us = elapsed_us(replace(batch, run=run))
-    return us, enqueued
-
-
 def elapsed_us(batch: Batch) -> float:
     """Returns the µs per call by CUDA events around one batch; waits for the device."""
+    return _elapsed(batch)[0]
+
+
+def _elapsed(batch: Batch) -> tuple[float, float]:
+    """Returns the µs per call of one batch, and those that the host takes to make it."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
+    begun = time.perf_counter()
     batch.run()
+    enqueued = (time.perf_counter() - begun) * 1e6 / batch.calls
     end.record()
     end.synchronize()
-    return float(start.elapsed_time(end)) * 1000 / batch.calls
+    return float(start.elapsed_time(end)) * 1000 / batch.calls, enqueued
 
 
 def host_us(call: Call, us: float) -> float:
