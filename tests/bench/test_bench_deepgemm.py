@@ -22,24 +22,40 @@ OPERATION = Operation("fp8-block")
 
 
 class Stub:
-    """Computes in float64, and keeps what it was given."""
+    """Computes in float64, by the group of each row where rows have groups, and keeps what it was
+    given.
+    """
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, Any]] = []
+        self.groups: list[torch.Tensor | None] = []
 
-    def __call__(self, left: Any, right: Any, out: torch.Tensor) -> None:
+    def __call__(
+        self, left: Any, right: Any, out: torch.Tensor, groups: torch.Tensor | None = None
+    ) -> None:
         self.calls.append((left, right))
-        (a, scale_a), (weight, scale_of_weight) = left, right
-        scaled = BlockScaled(a, weight.t(), scale_a, scale_of_weight.t())
-        x, y = scaled.dequantised()
-        out.copy_(x @ y)
+        self.groups.append(groups)
+        (a, scale_a), (weights, scales) = left, right
+        if groups is None:
+            groups, weights, scales = torch.zeros(a.shape[0]), weights[None], scales[None]
+        for group, (weight, scale) in enumerate(zip(weights, scales, strict=True)):
+            rows = groups == group
+            x, y = BlockScaled(a[rows], weight.t(), scale_a[rows], scale.t()).dequantised()
+            out[rows] = (x @ y).to(out.dtype)
 
 
-@pytest.fixture(params=["gemm_fp8_fp8_bf16_nt", "fp8_gemm_nt"])
+INTERFACES = (
+    ("gemm_fp8_fp8_bf16_nt", "m_grouped_gemm_fp8_fp8_bf16_nt_contiguous"),
+    ("fp8_gemm_nt", "m_grouped_fp8_gemm_nt_contiguous"),
+)
+
+
+@pytest.fixture(params=INTERFACES, ids=["2025", "later"])
 def stub(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Stub:
-    made = Stub()
-    monkeypatch.setitem(sys.modules, "deep_gemm", SimpleNamespace(**{request.param: made}))
-    return made
+    stub = Stub()
+    names = dict.fromkeys(request.param, stub)
+    monkeypatch.setitem(sys.modules, "deep_gemm", SimpleNamespace(**names))
+    return stub
 
 
 def prepared(operation: Operation = OPERATION) -> Any:
@@ -92,58 +108,34 @@ def test_without_the_package_there_is_an_import_error(monkeypatch: pytest.Monkey
 GROUPS = GroupedTask(GroupedWorkload(3, 384, 144, 256), "nt", has_scales=True)
 
 
-class GroupedStub:
-    """Computes in float64, by the group of each row, and keeps what it was given."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[Any, Any, torch.Tensor]] = []
-
-    def __call__(self, left: Any, right: Any, out: torch.Tensor, groups: torch.Tensor) -> None:
-        self.calls.append((left, right, groups))
-        (a, scale_a), (weights, scales) = left, right
-        for group in range(weights.shape[0]):
-            rows = groups == group
-            scaled = BlockScaled(a[rows], weights[group].t(), scale_a[rows], scales[group].t())
-            x, y = scaled.dequantised()
-            out[rows] = (x @ y).to(out.dtype)
-
-
-@pytest.fixture(
-    params=["m_grouped_gemm_fp8_fp8_bf16_nt_contiguous", "m_grouped_fp8_gemm_nt_contiguous"]
-)
-def grouped_stub(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> GroupedStub:
-    made = GroupedStub()
-    monkeypatch.setitem(sys.modules, "deep_gemm", SimpleNamespace(**{request.param: made}))
-    return made
-
-
 def prepared_groups(task: GroupedTask = GROUPS) -> Any:
     return grouped_providers.parse("deepgemm", OPERATION).prepare(
         *task.case(OPERATION, "cpu").operands(integers=True)
     )
 
 
-def test_the_products_of_groups_pass_the_check(grouped_stub: GroupedStub) -> None:
+def test_the_products_of_groups_pass_the_check(stub: Stub) -> None:
     provider = grouped_providers.parse("deepgemm", OPERATION)
 
     assert provider.fault(GROUPS.case(OPERATION, "cpu")) is None
-    assert len(grouped_stub.calls) == 2, "on integers and on normal data"
+    assert len(stub.calls) == 2, "on integers and on normal data"
 
 
-def test_deepgemm_is_given_the_group_of_each_row(grouped_stub: GroupedStub) -> None:
+def test_deepgemm_is_given_the_group_of_each_row(stub: Stub) -> None:
     prepared_groups()()
 
-    ((_, _, groups),) = grouped_stub.calls
+    (groups,) = stub.groups
+    assert groups is not None
     assert groups.tolist() == [0] * 128 + [1] * 128 + [2] * 128
     assert groups.dtype == torch.int32
 
 
-def test_groups_that_are_no_multiples_are_refused(grouped_stub: GroupedStub) -> None:
+def test_groups_that_are_no_multiples_are_refused(stub: Stub) -> None:
     with pytest.raises(Refused, match="deepgemm takes groups of multiples of 128 rows, not 130"):
         prepared_groups(replace(GROUPS, workload=GroupedWorkload(3, 390, 144, 256)))
 
 
-def test_groups_of_terms_are_refused(grouped_stub: GroupedStub) -> None:
+def test_groups_of_terms_are_refused(stub: Stub) -> None:
     with pytest.raises(Refused, match="deepgemm takes groups of rows, not of terms"):
         prepared_groups(replace(GROUPS, workload=GroupedWorkload(3, 384, 144, 256, form="terms")))
 

@@ -23,6 +23,8 @@ from outblas.verify.kernels import Refused
 
 Tensor = torch.Tensor
 
+# torch's function multiplies no tf32.
+PRECISIONS = ("bfloat16", "float16", "float32", "fp8-block")
 OUT_DTYPE = torch.bfloat16  # of products with scales
 # cuBLAS takes sizes that are multiples of 16, and multiples of 8 rows where each has scales of its
 # own, as Transformer Engine found.
@@ -50,9 +52,11 @@ def parse(name: str, operation: Operation = PLAIN) -> Provider:
 
 
 def competitors(
-    chosen: list[Provider], operation: Operation, device: torch.device
+    chosen: list[Provider], operation: Operation, device: torch.device, ladder: None = None
 ) -> list[Provider]:
-    """Returns torch, and the chosen providers, by default the kernels that run on a device."""
+    """Returns torch, and the chosen providers, by default the kernels that run on a device. Groups
+    have no ladders.
+    """
     on_sm90 = torch.cuda.get_device_capability(device) == (9, 0)
     runnable = (HOPPER, PORTABLE) if on_sm90 else (PORTABLE,)
     kernels = chosen or [parse(name, operation) for name in runnable]

@@ -22,6 +22,7 @@ from outblas.verify.oracle import ORACLES
 Tensor = torch.Tensor
 
 PLAIN = Operation()
+PRECISIONS = tuple(OPERANDS)
 
 # A call on its own operands, or with other weights instead of b, of its shape and strides.
 Call = Callable[..., object]
@@ -155,6 +156,18 @@ def runnable(
         if launcher.unsupported_device_reason(record, device) is None
         and OPERANDS[operation.dtype] in record.dtypes
     ]
+
+
+def competitors(
+    chosen: list[Provider], operation: Operation, device: torch.device, ladder: str | None = None
+) -> list[Provider]:
+    """Returns cuBLAS, the best of cuBLASLt's algorithms, and the chosen providers with the kernels
+    of a ladder; by default all kernels that run on a device.
+    """
+    bases = [BASE] if BEST in [provider.name for provider in chosen] else [BASE, BEST]
+    if ladder is not None or not chosen:
+        chosen = chosen + runnable(device, operation, ladder)
+    return [*(library(name, operation) for name in bases), *chosen]
 
 
 def _cublas(operation: Operation, a: Tensor, b: Tensor, out: Tensor, extras: Extras) -> Call:

@@ -36,8 +36,6 @@ Tensor = torch.Tensor
 Operands = tuple[Any, ...]
 Fill = Callable[[Tensor], object]
 
-# torch's function of groups multiplies no tf32.
-GROUPED_PRECISIONS = ("bfloat16", "float16", "float32", "fp8-block")
 _SCALED_LAYOUT = "nt"  # of both forms: tensor cores read fp8 terms that are contiguous
 _SCALE_BYTES = 4
 

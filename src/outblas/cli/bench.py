@@ -139,41 +139,36 @@ def bench(
 
     from outblas.bench import compare, grouped_providers, providers
     from outblas.bench.campaign import ROUNDS, Campaign
-    from outblas.bench.operation import OPERANDS, Operation
+    from outblas.bench.operation import Operation
     from outblas.bench.record import MODES
-    from outblas.bench.tasks import GROUPED_PRECISIONS
     from outblas.core.steps import Steps
 
-    is_grouped, parse = op == "grouped", providers.parse
+    is_grouped = op == "grouped"
+    peers: Any = grouped_providers if is_grouped else providers
     with usage_errors(ImportError, options={"kernel": "--kernels", "name": "--ladder"}):
         check_writable(save)
         check_one_of("--op", op, OPS)
         modes, layouts = _choice("--mode", mode, MODES), _choice("--layout", layout, LAYOUTS)
         earlier = compare.load(against) if against is not None else None
-        if is_grouped:
-            parse = grouped_providers.parse
-            options = {"ladder": ladder, "epilogue": epilogue, "batch-invariant": batch_invariant}
-            for option in (name for name, value in options.items() if value):
-                raise ValueError(f"--{option} cannot be combined with --op grouped")
+        options = {"ladder": ladder, "epilogue": epilogue, "batch-invariant": batch_invariant}
+        for option in (name for name, value in options.items() if value and is_grouped):
+            raise ValueError(f"--{option} cannot be combined with --op grouped")
         if ladder is not None:
             registry.ladder(ladder)
-        check_one_of("--dtype", dtype, GROUPED_PRECISIONS if is_grouped else tuple(OPERANDS))
+        check_one_of("--dtype", dtype, peers.PRECISIONS)
         operation = Operation(dtype, Steps.parse(epilogue), batch_invariant)
         tasks = _tasks(operation, shapes, layouts, backward=backward, is_grouped=is_grouped)
-        chosen = [parse(name, operation) for name in split_names(kernels)]
+        chosen = [peers.parse(name, operation) for name in split_names(kernels)]
         if not torch.cuda.is_available():
             typer.echo(
                 "There is no NVIDIA GPU that torch can use: nothing can be timed here.", err=True
             )
             raise typer.Exit(NO_GPU)
         device = torch.device("cuda", torch.cuda.current_device())
-        competitors = (
-            grouped_providers.competitors(chosen, operation, device)
-            if is_grouped
-            else _competitors(chosen, operation, device, ladder)
-        )
+        if not is_grouped:
+            _check_kernels(chosen, device, dtype)
         least = dict.fromkeys(ROUNDS, rounds) if rounds else ROUNDS
-        campaign = Campaign(competitors, operation, least)
+        campaign = Campaign(peers.competitors(chosen, operation, device, ladder), operation, least)
     report, passed = _run(campaign, campaign.run(tasks, modes), save, quiet=json)
     if json:
         print_json(report)
@@ -237,26 +232,15 @@ def _tasks(
     return grouped_tasks(workloads, layouts, backward, operation)
 
 
-def _competitors(
-    chosen: list[Provider], operation: Operation, device: torch.device, ladder: str | None
-) -> list[Provider]:
-    """cuBLAS, the best of cuBLASLt's algorithms, and the kernels, by default all of them. Raises
-    ValueError for kernels that the device or the dtype rules out.
-    """
-    from outblas.bench import providers
+def _check_kernels(chosen: list[Provider], device: torch.device, dtype: str) -> None:
+    """Raises ValueError for kernels that the device or the dtype rules out."""
     from outblas.bench.operation import OPERANDS
-    from outblas.bench.record import BASE, BEST
+    from outblas.bench.providers import LIBRARIES
 
-    bases = [BASE] if BEST in [provider.name for provider in chosen] else [BASE, BEST]
-    if ladder is not None or not chosen:
-        chosen = chosen + providers.runnable(device, operation, ladder)
-    for provider in chosen:
-        if provider.name not in providers.LIBRARIES:
-            kernel = registry.find(provider.name)
-            check_runs(kernel, device)
-            if OPERANDS[operation.dtype] not in kernel.dtypes:
-                check_dtype(operation.dtype, kernel.name, kernel.dtypes)
-    return [*(providers.library(name, operation) for name in bases), *chosen]
+    for kernel in (registry.find(p.name) for p in chosen if p.name not in LIBRARIES):
+        check_runs(kernel, device)
+        if OPERANDS[dtype] not in kernel.dtypes:
+            check_dtype(dtype, kernel.name, kernel.dtypes)
 
 
 def _run(
