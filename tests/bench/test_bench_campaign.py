@@ -184,7 +184,7 @@ def provider(gpu: VirtualGpu) -> Callable[..., VirtualProvider]:
 
     def make(name: str, us: float, **how: Any) -> VirtualProvider:
         def prepare(a: Any, b: Any, out: Any) -> Callable[[], None]:
-            return lambda: gpu.launch(name, us * scatter.gauss(1, 0.005))
+            return lambda *_: gpu.launch(name, us * scatter.gauss(1, 0.005))
 
         return VirtualProvider(name, "", prepare, **how)
 

@@ -38,8 +38,8 @@ def colours(names: Sequence[str]) -> dict[str, str]:
 
 def markers(names: Sequence[str]) -> dict[str, str]:
     """A mark for each name, the same for a colour of the palette wherever it is used."""
-    known = dict(zip(PALETTE, MARKERS, strict=True))
-    return {name: known.get(colour, "o") for name, colour in colours(names).items()}
+    marks = dict(zip(PALETTE, MARKERS, strict=True))
+    return {name: marks.get(colour, "o") for name, colour in colours(names).items()}
 
 
 def ratio(value: float) -> str:

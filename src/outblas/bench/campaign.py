@@ -171,13 +171,15 @@ class Campaign:
         """Returns the figures of a mode; none where its batches take too much memory."""
         if mode == "sustained":
             return self._sustained(task, entrants)
-        short = _short(entrants)
+        short, copies = _short(entrants), [weights]
         try:
-            batches = (
-                _cold_batches(entrants, short, weights, self._device.l2_bytes)
-                if mode == "cold"
-                else _warm_batches(entrants, short)
-            )
+            if mode == "cold":
+                progress.say("cold: copying the weights")
+                copies = cold.copies(weights, self._device.l2_bytes)
+            batches = {  # The warm call takes the last copy of a batch, not its first.
+                label: (partial(e.call, copies[-1]), cold.batch(e.call, copies, e.us, short=short))
+                for label, e in entrants.items()
+            }
         except torch.OutOfMemoryError:
             return {}
         samples = self._burst(batches, mode)
@@ -264,30 +266,6 @@ class Campaign:
             for fields in by_label.values():
                 fields["ratio_best"] = by_label[BEST]["us"] / fields["us"]
         return by_label
-
-
-def _warm_batches(entrants: Entrants, short: bool) -> Batches:
-    return {
-        label: (
-            e.call,
-            turn.graph([e.call] * turn.graph_calls(e.us))
-            if short
-            else turn.eager([e.call] * turn.CALLS),
-        )
-        for label, e in entrants.items()
-    }
-
-
-def _cold_batches(entrants: Entrants, short: bool, weights: torch.Tensor, l2_bytes: int) -> Batches:
-    """Returns batches over copies of the weights. The warm call takes the last copy of a batch, not
-    its first.
-    """
-    progress.say("cold: copying the weights")
-    copies = cold.copies(weights, l2_bytes)
-    return {
-        label: (partial(e.call, copies[-1]), cold.batch(e.call, copies, e.us, short=short))
-        for label, e in entrants.items()
-    }
 
 
 def _short(entrants: Entrants) -> bool:

@@ -48,9 +48,9 @@ def batch(
     """Returns a batch of calls of about `us` µs that use the weights in turn, each equally often.
     `short`: inside a CUDA graph; otherwise at least `calls` of them.
     """
-    one_each = [partial(call, each) for each in weights]
-    for one in one_each:  # a capture allows no planning, which other addresses may require
-        one()
+    one_each = [partial(call, copy) for copy in weights]
+    for first_call in one_each:  # a capture allows no planning, which other addresses may require
+        first_call()
     rounds = math.ceil((turn.graph_calls(us) if short else calls) / len(one_each))
     make = turn.graph if short else turn.eager
     return replace(make(one_each * rounds), holds=tuple(weights))

@@ -327,9 +327,9 @@ def _through(activation: str, x: Tensor, error: Tensor) -> Tensor:
     """Returns the possible error of an activation of x, from the error of x and from its own
     arithmetic.
     """
-    own = _STEEPEST_SLOPE * error + 4 * _UNIT * x.abs()
+    of_activation = _STEEPEST_SLOPE * error + 4 * _UNIT * x.abs()
     if activation not in GATED:
-        return own
+        return of_activation
     gate, other = x.chunk(2, -1)
-    error_of_gate, error_of_other = own.chunk(2, -1)
+    error_of_gate, error_of_other = of_activation.chunk(2, -1)
     return error_of_gate * (other.abs() + error_of_other) + gate.abs() * error_of_other

@@ -207,7 +207,7 @@ def _with_own_ids(text: str) -> tuple[str, str]:
     """
     clips = dict.fromkeys(re.findall(r'<clipPath id="(\w+)"', text))
     numbers = {name: str(number) for number, name in enumerate(clips)}
-    plain = re.sub(r"\bp[0-9a-f]{10}\b", lambda found: f"clip-{numbers[found[0]]}", text)
+    plain = re.sub(r"\bp[0-9a-f]{10}\b", lambda clip: f"clip-{numbers[clip[0]]}", text)
     key = hashlib.sha256(plain.encode()).hexdigest()[:8]
     return re.sub(r"\bclip-(?=\d)", f"clip-{key}-", plain), key
 

@@ -167,8 +167,8 @@ def grouped_tasks(
     rows reads the same weights by their other dimension.
     """
     if operation.scaling:
-        scaled = (GroupedTask(each, _SCALED_LAYOUT, has_scales=True) for each in workloads)
-        return list(dict.fromkeys(scaled))
+        scaled = partial(GroupedTask, layout=_SCALED_LAYOUT, has_scales=True)
+        return list(dict.fromkeys(map(scaled, workloads)))
     flipped = {"nt": "nn", "nn": "nt"}
     chosen = []
     for layout, workload in product(layouts, workloads):

@@ -284,17 +284,17 @@ def _view(title: str, rows: list[tuple[str, ...]], base: str) -> RenderableType:
     title if all share them.
     """
     base = "cuBLAS" if base == "cublas" else base
-    shown = []
+    indices = []
     for i, column in enumerate(COLUMNS):
         values = {row[i] for row in rows}
         if column in ("shape", "layout", "mode") and len(values) == 1:
             title += f", {values.pop()}"
         elif values != {NONE}:
-            shown.append(i)
+            indices.append(i)
     return make_table(
         f"{title}; × {base}: its time / the provider's time",
-        [COLUMNS[i].replace("cuBLAS", base) for i in shown],
-        ([row[i] for i in shown] for row in rows),
+        [COLUMNS[i].replace("cuBLAS", base) for i in indices],
+        ([row[i] for i in indices] for row in rows),
     )
 
 
