@@ -176,7 +176,8 @@ class Campaign:
             if mode == "cold":
                 progress.say("cold: copying the weights")
                 copies = cold.copies(weights, self._device.l2_bytes)
-            batches = {  # The warm call takes the last copy of a batch, not its first.
+            # The warm call takes the last copy of a batch, not its first.
+            batches: Batches = {
                 label: (partial(e.call, copies[-1]), cold.batch(e.call, copies, e.us, short=short))
                 for label, e in entrants.items()
             }
