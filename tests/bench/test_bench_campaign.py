@@ -2,16 +2,19 @@
 what is made of it.
 """
 
+import json
 import random
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from support.bench_machine import Machine, SteadyClock, VirtualGpu, install
+from support.commands import invoke
 
 from outblas.bench import burst, campaign, clock, power, schedule, sustained, turn
 from outblas.bench.providers import Provider
@@ -270,3 +273,31 @@ def test_sustained_has_three_turns_and_no_host_time(
     assert ours.rounds == 3
     assert ours.host_us is None
     assert ours.ratio == pytest.approx(1, abs=0.02)
+
+
+def test_the_command_saves_what_it_times_and_compares_it(
+    provider: Callable[..., VirtualProvider], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    base = replace(provider("cublas", 150.0), trusted=True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr("outblas.bench.environment.environment", lambda: {"gpu": "virtual"})
+    times = iter((150.0, 150.0, 300.0))
+    monkeypatch.setattr(
+        "outblas.bench.providers.competitors", lambda *_: [base, provider("ours", next(times))]
+    )
+    saved = tmp_path / "bench.json"
+    options = "bench", "--shapes", "512", "--mode", "burst"
+
+    table = invoke(*options, "--save", saved).stdout
+    same = invoke(*options, "--json", "--against", saved)
+    slower = invoke(*options, "--against", saved, code=1)
+
+    assert "virtual, bfloat16, 512, nt, burst" in table
+    assert [entry["provider"] for entry in json.loads(saved.read_text())["results"]] == [
+        "cublas",
+        "ours",
+    ]
+    assert json.loads(same.stdout)["results"][1]["check"] == "exact"
+    assert "2 ratios did not change, and 0 were not measured this time" in same.stderr
+    assert "fell: ours 512 nt burst: 1.0" in slower.stderr
