@@ -129,13 +129,26 @@ def test_products_of_blocks_are_checked_on_integers_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     judged: list[bool] = []
-    monkeypatch.setattr(Operation, "fault", lambda *_, integers=False: judged.append(integers))
+    monkeypatch.setattr(
+        Operation, "fault", lambda *_, layout, integers=False: judged.append(integers)
+    )
     provider = providers.parse("outblas", Operation("fp8-block"))
 
     assert provider.fault(Case(48, 256, 1024, torch.bfloat16)) is None
 
     assert judged == [True, False]
     assert provider.is_checked_exactly
+
+
+def test_an_epilogue_is_checked_in_the_layout_that_is_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layouts: list[str] = []
+    monkeypatch.setattr(Operation, "fault", lambda *_, layout: layouts.append(layout))
+    provider = providers.parse("outblas", Operation(steps=Steps(bias=True)))
+
+    assert provider.fault(Case(48, 256, 1024, torch.bfloat16, layout="tn")) is None
+    assert layouts == ["tn"]
 
 
 @pytest.mark.parametrize("name", ["portable", "cublaslt-best"])

@@ -69,10 +69,11 @@ class Provider:
         if isinstance(case, GroupedCase):
             return case.fault(self.prepare)
         prepare, shape, fault = self.checked or self.prepare, (case.M, case.N, case.K), None
+        on_data = partial(self.operation.fault, prepare, shape, layout=case.layout)
         if self.operation.has_exact_blocks:
-            fault = self.operation.fault(prepare, shape, integers=True)
+            fault = on_data(integers=True)
         if self.checked is None and not self.operation.is_bare:
-            return fault or self.operation.fault(prepare, shape)
+            return fault or on_data()
 
         def run(a: Tensor, b: Tensor, c: Any, out: Tensor, alpha: float, beta: float) -> None:
             prepare(a, b, out, Extras())()

@@ -238,8 +238,9 @@ class GroupedCase:
             )
             return *scaled, _offs(task, self.device)
         generator = torch.Generator(self.device).manual_seed(0)
-        case = Case(M, N, deepest, self.dtype, self.out_dtype)
-        of_a, of_b, _ = integer_ranges(case) if integers else (0, 0, 0)
+        of_a = of_b = 0
+        if integers:
+            of_a, of_b, _ = integer_ranges(Case(M, N, deepest, self.dtype, self.out_dtype))
 
         def fill(largest: int, t: Tensor) -> None:
             if integers:
