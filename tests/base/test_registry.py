@@ -1,6 +1,7 @@
 """Records of kernels, and imports: everything that must hold before a kernel is ever used."""
 
 import json
+import pickle
 import sys
 
 import pytest
@@ -16,6 +17,13 @@ KERNELS = [kernel.name for kernel in registry.ladder()]
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_record_read_from_source_is_the_modules(name: str) -> None:
     assert registry.find(name) == registry.load(name).KERNEL
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_config_goes_to_another_process(name: str) -> None:
+    config = registry.load(name).Config()
+
+    assert pickle.loads(pickle.dumps(config)) == config
 
 
 def test_parents_come_first() -> None:

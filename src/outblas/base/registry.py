@@ -201,8 +201,10 @@ def config_type(base: type[ConfigT], name: str) -> type[ConfigT]:
         [(of, type(value), value) for of, value in values.items()],
         bases=(base,),
         frozen=True,
-        namespace={"__module__": module_name(name), "__doc__": base.__doc__},
+        namespace={"__doc__": base.__doc__},
     )
+    # By which it is pickled. From Python 3.12 on, `make_dataclass` overwrites it with its caller's.
+    derived.__module__ = module_name(name)
     return cast("type[ConfigT]", derived)
 
 
