@@ -59,7 +59,7 @@ GRADIENT_KINDS: dict[str, Callable[[Tensor], Tensor]] = {
     "repeated rows": lambda g: g[..., :1, :].expand(g.shape),
     "by columns": lambda g: g.mT.contiguous().mT,
     "negated": torch._neg_view,
-    "zero": lambda g: torch._efficientzerotensor(g.shape, dtype=g.dtype),
+    "zero": lambda g: torch._efficientzerotensor(g.shape, dtype=g.dtype, device=g.device),
 }
 
 
