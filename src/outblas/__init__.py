@@ -9,7 +9,6 @@ from outblas.core.accumulation import accumulate_gradients
 from outblas.core.errors import OperandError
 from outblas.core.invariance import batch_invariant
 from outblas.core.readiness import weights_ready
-from outblas.runtime import hooks
 
 # What imports torch. The command line imports it when a command needs it, see `_outblas_command`.
 if TYPE_CHECKING or "_outblas_command" not in sys.modules:
@@ -110,55 +109,3 @@ if not TYPE_CHECKING:
 def __dir__() -> list[str]:
     """The API, and what Python puts into every module."""
     return sorted({*__all__, *_MODULES, *(name for name in globals() if name.startswith("__"))})
-
-
-# ---- who answers the runtime: it may not name the autotuner and the ladders, which import it
-def _tuner() -> hooks.Tuner:
-    from outblas.autotune import automatic
-
-    return automatic
-
-
-def _operand_copies() -> hooks.OperandCopies:
-    from outblas.hopper.gemm import operand_copies
-
-    return operand_copies
-
-
-def _activation_kernels() -> hooks.ActivationKernels:
-    from outblas.kernels import activation
-
-    return activation
-
-
-def _portable_grouped() -> hooks.GroupedKernels:
-    from outblas.kernels import grouped
-
-    return grouped
-
-
-def _hopper_grouped() -> hooks.GroupedKernels:
-    from outblas.hopper import grouped
-
-    return grouped
-
-
-def _moe_kernels() -> hooks.MoeKernels:
-    from outblas.kernels import moe
-
-    return moe
-
-
-def _quantize_kernels() -> hooks.QuantizeKernels:
-    from outblas.kernels import quantize as kernels
-
-    return kernels
-
-
-hooks.tuner.register(_tuner)
-hooks.operand_copies.register(_operand_copies)
-hooks.activation_kernels.register(_activation_kernels)
-hooks.portable_grouped.register(_portable_grouped)
-hooks.hopper_grouped.register(_hopper_grouped)
-hooks.moe_kernels.register(_moe_kernels)
-hooks.quantize_kernels.register(_quantize_kernels)

@@ -376,7 +376,9 @@ def _gains(module: torch.nn.Linear) -> dict[int, float]:
     if not isinstance(weight, Tensor) or not weight.is_cuda or weight.dim() != 2:
         return {}
     N, K = weight.shape
-    return hooks.tuner.get().measured_gains(weight.device, N, K, weight.dtype)
+    gains: dict[int, float]
+    gains = hooks.tuner.get().measured_gains(weight.device, N, K, weight.dtype)
+    return gains
 
 
 def unpatch(model: torch.nn.Module) -> Report:

@@ -251,13 +251,11 @@ def test_a_store_that_cannot_be_read_costs_the_gain_alone(
 
 
 @pytest.fixture
-def never_asked() -> Iterator[None]:
+def never_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks what was tuned fails the test."""
     tuner = Mock()
     tuner.choices.side_effect = lambda *_: pytest.fail("asked what was tuned")
-    hooks.tuner.register(lambda: tuner)
-    yield
-    hooks.tuner.register(lambda: automatic)
+    monkeypatch.setattr(hooks.tuner, "_loaded", tuner)
 
 
 @pytest.mark.usefixtures("never_asked")

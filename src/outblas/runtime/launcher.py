@@ -94,7 +94,7 @@ def slower_reason(problem: Problem, tune: str) -> str | None:
         return None
     posed = tuned_as(problem)
     choices = () if posed is None else hooks.tuner.get().choices(posed, tune, only_faster=True)
-    return None if any(_takes(*choice, problem) for choice in choices) else SLOWER
+    return None if any(_takes(kernel, config, problem) for kernel, config in choices) else SLOWER
 
 
 def _takes(kernel: str, config: str, problem: Problem) -> bool:

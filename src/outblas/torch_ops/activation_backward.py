@@ -83,7 +83,8 @@ def _compute(grad: Tensor, x: Tensor, activation: str) -> Tensor:
             fallback.warn_once(str(error))
         else:
             try:
-                return kernels.backward(grad, x, activation)
+                result: Tensor = kernels.backward(grad, x, activation)
+                return result
             except CompileForbidden as error:
                 fallback.warn_fallback(str(error))
     return formula(grad, x, activation).contiguous()

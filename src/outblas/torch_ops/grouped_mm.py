@@ -384,10 +384,11 @@ def _kernels_for(problem: grouped.GroupedProblem, name: str) -> hooks.GroupedKer
     if name != PORTABLE:
         reason = _no_hopper_reason(problem)
         if reason is None:
-            return hooks.hopper_grouped.get()
+            hopper: hooks.GroupedKernels = hooks.hopper_grouped.get()
+            return hopper
         if name:
             raise ValueError(f"kernel {name!r}: {reason}")
-    kernels = hooks.portable_grouped.get()
+    kernels: hooks.GroupedKernels = hooks.portable_grouped.get()
     if reason := kernels.unsupported(problem):
         raise ValueError(f"kernel {PORTABLE!r}: {reason}")
     return kernels
@@ -401,9 +402,10 @@ def _no_hopper_reason(problem: grouped.GroupedProblem) -> str | None:
     if capability != (9, 0):
         return f"needs sm_90, but was given a GPU of sm_{capability[0]}{capability[1]}"
     try:
-        return hooks.hopper_grouped.get().unsupported(problem)
+        reason: str | None = hooks.hopper_grouped.get().unsupported(problem)
     except ImportError as error:
         return str(error)
+    return reason
 
 
 def _batch(

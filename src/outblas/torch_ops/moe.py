@@ -148,7 +148,7 @@ def moe_mlp(
 
 
 # ---- parts of the computation
-def _run(layer: Layer, device: torch.device, call: Callable[[hooks.MoeKernels], T]) -> T:
+def _run(layer: Layer, device: torch.device, call: Callable[[Any], T]) -> T:
     """Runs a pass: with Triton's kernels on a GPU, else with torch's functions."""
     if device.type == "cuda" and torch.version.cuda is not None and layer.elements:
         try:

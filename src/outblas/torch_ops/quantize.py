@@ -137,7 +137,8 @@ def compute(x: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
     arguments = _checked(x, *given)
     if x.device.type == "cuda" and torch.version.cuda is not None and x.numel():
         try:
-            return hooks.quantize_kernels.get().quantize(x, *arguments)
+            result: tuple[Tensor, Tensor] = hooks.quantize_kernels.get().quantize(x, *arguments)
+            return result
         except ImportError as error:
             fallback.warn_once(str(error))
         except CompileForbidden as error:
