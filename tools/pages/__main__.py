@@ -28,9 +28,7 @@ from tools.pages import (
     grouped,
     kernels,
     ladder,
-    ladder_chart,
     raster,
-    raster_chart,
     tuned,
 )
 from tools.pages.results import Results, load
@@ -62,14 +60,14 @@ TEXTS: dict[str, Callable[[Results, str], str]] = {
     "coalescing": accesses.coalescing_table,
     "raster": raster.tables,
     "chart": campaign_chart.link,
-    "climb": ladder_chart.link,
-    "orders": raster_chart.link,
+    "climb": ladder.link,
+    "orders": raster.link,
 }
 # The figure of a part that is drawn, from the results and the argument without the picture's file.
 FIGURES: dict[str, Callable[[Results, str], Figure]] = {
     "chart": campaign_chart.draw,
-    "climb": ladder_chart.draw,
-    "orders": raster_chart.draw,
+    "climb": ladder.draw,
+    "orders": raster.draw,
 }
 # The text of a part that shows a table of autotune/tables/.
 TABLES: dict[str, Callable[[Path], str]] = {"tuned": tuned.part}
