@@ -9,14 +9,12 @@ import importlib
 import os
 import random
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from protocol.fault import ProtocolFault
 from protocol.faults import FAULTS, TURN_EARLY
 from protocol.launch import Case, simulate, simulate_rung, traits_of
-from protocol.machine import Barrier, NamedBarrier
 from protocol.schedules import (
     COOPERATIVE,
     EARLY,
@@ -40,54 +38,6 @@ from outblas.hopper.parts.config import STAGGERS
 from outblas.hopper.parts.config_limits import gated_reason
 
 SAMPLES = int(os.environ.get("OUTBLAS_PROTOCOL_SAMPLES", "32"))
-
-
-# ---- the model itself
-@pytest.fixture
-def barrier() -> Barrier:
-    """An mbarrier of two arrivals, in its first phase."""
-    made = Barrier("barrier")
-    made.init(2)
-    return made
-
-
-def test_a_wait_passes_where_the_phase_that_ended_last_has_its_parity(barrier: Barrier) -> None:
-    """Also two phases after one that was missed."""
-    passing = []
-    for _ in range(3):
-        passing += [[parity for parity in (0, 1) if barrier.passes(parity)]]
-        barrier.arrive(2)
-
-    assert passing == [[1], [0], [1]]
-
-
-def test_a_phase_ends_when_its_arrivals_and_its_bytes_have_come_in_any_order(
-    barrier: Barrier,
-) -> None:
-    barrier.landed(64)  # before anyone has announced it
-    barrier.arrive(1, 96)
-    barrier.arrive(1)
-    assert barrier.phase == 0
-    barrier.landed(32)
-
-    assert barrier.phase == 1
-    assert barrier.idle
-
-
-def test_an_arrival_too_many_is_a_fault(barrier: Barrier) -> None:
-    barrier.arrive(2, 16)
-
-    with pytest.raises(ProtocolFault, match="gets 1 arrivals and awaits 0"):
-        barrier.arrive(1)
-
-
-def test_a_named_barrier_takes_no_more_threads_than_it_is_for() -> None:
-    warpgroup: Any = SimpleNamespace(threads=128, observed=set())
-    barrier = NamedBarrier()
-    barrier.arrive(warpgroup, 192)
-
-    with pytest.raises(ProtocolFault, match="256 threads arrive"):
-        barrier.arrive(warpgroup, 192)
 
 
 # ---- every schedule
@@ -245,17 +195,7 @@ def sampled(number: int) -> Case:
 
 @pytest.mark.parametrize("eighth", range(8))
 def test_samples_of_the_space_run_clean(eighth: int) -> None:
-    samples_run_clean(range(eighth, SAMPLES, 8))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("eighth", range(8))
-def test_more_samples_of_the_space_run_clean(eighth: int) -> None:
-    samples_run_clean(range(SAMPLES + eighth, 3 * SAMPLES, 8))
-
-
-def samples_run_clean(numbers: range) -> None:
-    for number in numbers:
+    for number in range(eighth, SAMPLES, 8):
         case = sampled(number)
         runs_clean(case, number + 1, calls=2 if case.config.split else 1)
 

@@ -149,17 +149,7 @@ def sampled(number: int) -> Case:
 
 @pytest.mark.parametrize("quarter", range(4))
 def test_samples_of_the_space_with_scales_run_clean(quarter: int) -> None:
-    samples_run_clean(range(quarter, SAMPLES, 4))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("quarter", range(4))
-def test_more_samples_of_the_space_with_scales_run_clean(quarter: int) -> None:
-    samples_run_clean(range(SAMPLES + quarter, 3 * SAMPLES, 4))
-
-
-def samples_run_clean(numbers: range) -> None:
-    for number in numbers:
+    for number in range(quarter, SAMPLES, 4):
         case = sampled(number)
         runs_clean(case, number + 1, calls=2 if case.config.split else 1)
 

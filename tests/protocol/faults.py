@@ -52,12 +52,6 @@ FAULTS = (
         "the turn passes before the addend has landed", "pingpong, addend fetched", *TURN_EARLY[0]
     ),
     Fault(
-        "the turn passes before the addend has landed, as was shipped",
-        "pingpong, addend fetched",
-        *TURN_EARLY[0],
-        LOAD_ALONE,
-    ),
-    Fault(
         "a warp waits for stages that nothing of it holds",
         "staggered turns, residual fetched",
         *LOAD_ALONE[0],
@@ -415,20 +409,6 @@ FAULTS = (
         "counters.iterator + reduction.unit\n        seen",
     ),
     Fault(
-        "own sums are added twice",
-        "stream-K, five clusters",
-        "gemm.splitk_reduce",
-        "range(partition.index + 1, partition.total",
-        "range(partition.index, partition.total",
-    ),
-    Fault(
-        "of several partitions before the own one only the first is added",
-        "split-K",
-        "gemm.splitk_reduce",
-        "    if partition.index == 1:\n",
-        "    if partition.index >= 1:\n",
-    ),
-    Fault(
         "a call starts early and waits for nothing",
         "dependent launch",
         "gemm.kernel",
@@ -455,12 +435,5 @@ FAULTS = (
         "gemm.kernel",
         'traits.source != "" and is_early',
         'traits.source == "none" and is_early',
-    ),
-    Fault(
-        "two tiles have one place for their sums",
-        "stream-K, five clusters",
-        "gemm.tile_scheduler",
-        "workspace_index = begins_in + split_tile",
-        "workspace_index = begins_in",
     ),
 )

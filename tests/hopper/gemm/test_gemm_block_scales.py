@@ -12,9 +12,9 @@ from support.gemm_problems import fp8_product, gemm_config, variant_of
 from outblas.base import configs
 from outblas.core.problem import Problem
 from outblas.hopper import gemm
-from outblas.hopper.gemm import block_scales, heuristic
+from outblas.hopper.gemm import heuristic
 from outblas.hopper.gemm.compile import shared_memory
-from outblas.hopper.parts.config import SHARED_MEMORY, stage_scales
+from outblas.hopper.parts.config import SHARED_MEMORY
 from outblas.hopper.parts.config_limits import (
     block_scaled_reason,
     gated_reason,
@@ -27,7 +27,6 @@ PAIRS = ("1x128 128x128", "1x128 1x128", "128x128 1x128", "128x128 128x128")
 ROWS = PAIRS[0]  # each row of A has a scale, and 128 columns of B share one
 BOTH = PAIRS[1]
 FORMATS = (*(f"e4m3 e4m3 promoted {pair}" for pair in PAIRS), "e4m3 e5m2 promoted", "e5m2 e4m3")
-TILES = {"256x128": "tile_m=256,tile_n=128", "128x192": "tile_n=192"}
 
 
 # ---- the variant
@@ -102,35 +101,6 @@ def test_scales_at_any_address_are_copied(name: str) -> None:
 
     assert variant_of(given, config).traits.wide_scales
     assert not variant_of(moved, config).traits.wide_scales
-
-
-@pytest.mark.parametrize(
-    ("tile", "block_b", "count"),
-    [("256x128", 128, 256), ("256x128", 1, 384), ("128x192", 128, 128), ("128x192", 1, 320)],
-)
-def test_a_stage_has_scales_of_all_rows_and_of_columns_of_their_own(
-    tile: str, block_b: int, count: int
-) -> None:
-    assert stage_scales(gemm_config(TILES[tile]), block_b) == count
-
-
-@pytest.mark.parametrize(
-    ("tile_n", "gated"),
-    [(256, False), (128, False), (64, False), (192, False), (96, False), (256, True), (96, True)],
-)
-def test_a_tile_has_factors_for_all_blocks_of_columns_that_it_meets(
-    tile_n: int, gated: bool
-) -> None:
-    """A half of gated pairs may begin at any column, other tiles at multiples of their width."""
-    config = gemm_config(f"tile_n={tile_n}")
-    traits = replace(variant_of(fp8_product(), gemm_config("tile_n=128")).traits, gated=gated)
-    width = tile_n // 2 if gated else tile_n
-
-    found = block_scales.blocks_of(config, traits, width)
-
-    begins = range(128) if gated else range(0, 128 * tile_n, tile_n)
-    met = {(first + width - 1) // 128 - first // 128 + 1 for first in begins}
-    assert max(met) <= found <= max(met) + 1
 
 
 # ---- the rule

@@ -225,15 +225,12 @@ EMPTY_GROUPS = ENDS["empty groups"]
 FAULT_CASES = {
     "rows": case_of(OWN, "ragged_m", EMPTY_GROUPS),
     "terms": case_of(OWN, "ragged_k", EMPTY_GROUPS),
-    "masked": case_of(OWN, "masked", COUNTS["decoding"]),
     "turning": case_of(TILES["B multicast"], "ragged_m", EMPTY_GROUPS),
     "turning terms": case_of(TILES["B multicast"], "ragged_k", EMPTY_GROUPS),
     "scaled rows": case_of(FEW_STAGES, "ragged_m", EMPTY_GROUPS, "scaled residual"),
-    "scaled terms": case_of(FEW_STAGES, "ragged_k", EMPTY_GROUPS, "scaled residual"),
-    "scaled masked": case_of(OWN, "masked", COUNTS["whole tiles"], "scaled residual wide"),
     **{
         words: case_of(FEW_STAGES, "ragged_m", EMPTY_GROUPS, words)
-        for words in ("gather", "aux", "scatter", "unstaged", "gated", "residual")
+        for words in ("gather", "scatter", "gated")
     },
 }
 FAULTS = (
@@ -265,20 +262,6 @@ FAULTS = (
         "gemm.term_mask",
         "    pipeline.consumer_wait(state)\n    if terms",
         "    if terms",
-    ),
-    Fault(
-        "the k tile in which a group ends comes last",
-        "terms",
-        "gemm.group_scheduler",
-        "begin, terms, Int32(1), straight",
-        "begin, terms, Int32(0), straight",
-    ),
-    Fault(
-        "an empty group multiplies the terms of the next one",
-        "terms",
-        "gemm.group_scheduler",
-        "        begin, terms = params.extent, Int32(config.tile_k)\n",
-        "        terms = Int32(config.tile_k)\n",
     ),
     Fault(
         "tiles are looked up before the schedule is written",
@@ -334,20 +317,6 @@ FAULTS = (
         "if False:  # TMA",
     ),
     Fault(
-        "x of a tile in which a group ends is stored by TMA",
-        "aux",
-        "gemm.epilogue_store",
-        "    elif cutlass.const_expr(work.end_row is not None):\n",
-        "    elif cutlass.const_expr(work.end_row is not None and not stores.aux):\n",
-    ),
-    Fault(
-        "scattered rows are stored by TMA",
-        "scatter",
-        "gemm.epilogue_store",
-        "    if cutlass.const_expr(row_stores.scatters(tile, stores)):\n",
-        "    if cutlass.const_expr(False):\n",
-    ),
-    Fault(
         "buffers are overwritten while others copy rows from them",
         "scatter",
         "gemm.epilogue_store",
@@ -363,85 +332,11 @@ FAULTS = (
         "        store_round(tile, stores, first, last)\n",
     ),
     Fault(
-        "registers are stored over the rows of the next group",
-        "unstaged",
-        "gemm.consumer",
-        "        extents = (work.end_row, extents[1])\n",
-        "        pass\n",
-    ),
-    Fault(
-        "gated tiles are as far apart as those of B",
-        "gated",
-        "gemm.group_scheduler",
-        "config.tile_n // (2 if scheduler.traits.gated else 1)",
-        "config.tile_n",
-    ),
-    Fault(
         "both halves of a stage have the gate",
         "gated",
         "gemm.tma_load",
         "*((part,) * (parts - 1))",
         "*((0,) * (parts - 1))",
-    ),
-    Fault(
-        "the residual is that of the first columns",
-        "residual",
-        "gemm.epilogue_load",
-        "work.column + start",
-        "start",
-    ),
-    Fault(
-        "a masked group begins where the one before ends",
-        "masked",
-        "gemm.group_scheduler",
-        "        begin = group * params.group_rows\n",
-        "        if group > 0:\n            begin = params.offs[group - 1]\n",
-    ),
-    Fault(
-        "all rows of a place are computed",
-        "masked",
-        "gemm.group_scheduler",
-        "cutlass.min(cutlass.max(params.offs[group], 0), params.group_rows)",
-        "params.group_rows",
-    ),
-    Fault(
-        "scales are copied into a stage that is still read",
-        "scaled rows",
-        "gemm.scale_loads",
-        "            pipeline.producer_acquire(state)\n            k_tile",
-        "            k_tile",
-    ),
-    Fault(
-        "stages with a residual wait for scales in vain",
-        "scaled rows",
-        "gemm.scale_loads",
-        "in cutlass.range_constexpr(cta.source_stages):",
-        "in ():",
-    ),
-    Fault(
-        "nobody waits for scales",
-        "scaled rows",
-        "gemm.scale_loads",
-        'counts["full"] + LANES',
-        'counts["full"]',
-    ),
-    Fault(
-        "scales come in another order than terms",
-        "scaled terms",
-        "gemm.scale_loads",
-        "k_tile = begin + i + backwards * (count - 1 - 2 * i)",
-        "k_tile = begin + i",
-    ),
-    Fault(
-        "a stage is released before its scales of columns are read",
-        "scaled terms",
-        "gemm.promotion",
-        "    add(cta, row, groups[-1], state, factors, boundaries)\n"
-        "    if cutlass.const_expr(cta.traits.block_b == 1):  # its",
-        "    if cutlass.const_expr(cta.traits.block_b == 1):\n"
-        "        pipeline.consumer_release(state.index)\n"
-        "    add(cta, row, groups[-1], state, factors, boundaries)\n"
-        "    if cutlass.const_expr(False):  # its",
     ),
     Fault(
         "every group has the scales of the first one's columns",
@@ -451,81 +346,11 @@ FAULTS = (
         "b = b[None, None, 0]",
     ),
     Fault(
-        "a group of terms has the scales of the first one",
-        "scaled terms",
-        "gemm.group_scheduler",
-        "first = work.first_term // BLOCK_WORDS",
-        "first = 0",
-    ),
-    Fault(
-        "a group of terms has the first scales of K",
-        "scaled terms",
-        "gemm.group_scheduler",
-        "begin, terms = begin // BLOCK * config.tile_k, Int32(config.tile_k)",
-        "begin, terms = Int32(0), Int32(config.tile_k)",
-    ),
-    Fault(
-        "a place has the scales of the first one",
-        "scaled masked",
-        "gemm.group_scheduler",
-        "scale[None, None, group])",
-        "scale[None, None, 0])",
-    ),
-    Fault(
-        "rows of a place are numbered from the beginning of the call",
-        "scaled masked",
-        "gemm.group_scheduler",
-        "own = cute.domain_offset((-group * rows, 0), scale[None, None, group])",
-        "own = scale[None, None, group]",
-    ),
-    Fault(
-        "a work tile has the scales of the whole call",
-        "scaled masked",
-        "gemm.scale_loads",
-        "own, config, traits = of_work(cta, work), cta.config",
-        "own, config, traits = cta, cta.config",
-    ),
-    Fault(
         "a turned cluster loads what an upright one does",
         "turning",
         "gemm.group_kernel",
         "load_of(turned_cta(cta, self.traits), work)",
         "load_of(cta, work)",
-    ),
-    Fault(
-        "the CTAs of a turned cluster load the same part of A",
-        "turning",
-        "gemm.group_kernel",
-        "coord=kernel.cluster_coord(cta.context)",
-        "coord=cta.coord",
-    ),
-    Fault(
-        "no cluster turns",
-        "turning",
-        "gemm.tma_load",
-        "        elif load.turned == 1:\n",
-        "        elif load.turned == 2:\n",
-    ),
-    Fault(
-        "both CTAs of a turned cluster compute the same columns",
-        "turning",
-        "gemm.group_scheduler",
-        "(n + rank * turned)",
-        "(n + rank * 0)",
-    ),
-    Fault(
-        "a CTA of a turned cluster computes the rows below",
-        "turning",
-        "gemm.group_scheduler",
-        "(m + rank * (1 - turned))",
-        "(m + rank)",
-    ),
-    Fault(
-        "the row left over is that of the first pair",
-        "turning",
-        "gemm.group_scheduler",
-        "m, turned = pairs - above, Int32(1)",
-        "m, turned = Int32(0), Int32(1)",
     ),
     Fault("a schedule of rows is written that a cluster does not order", "turning", *UNORDERED),
     Fault(

@@ -2,11 +2,7 @@
 its machine code, and what the host gathers.
 """
 
-import ast
-import builtins
-from dataclasses import dataclass, replace
-from pathlib import Path
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +20,6 @@ from outblas.core.grouped import (
     in_kernel_form,
     in_planned_form,
 )
-from outblas.hopper.gemm import block_scales, scale_loads
 from outblas.hopper.gemm import group_host as host
 from outblas.hopper.gemm import group_layouts as layouts
 from outblas.hopper.gemm.group_rule import candidates
@@ -279,65 +274,3 @@ def test_rows_are_gathered_into_memory_with_their_scales(
     assert not plain.gathers
     assert plain.scales.a == (0, *used.scale_a.stride())
     assert host.unsupported(replace(plain, device=torch.device("cuda"))) is None
-
-
-# ---- rows that begin anywhere: the module's own source on Python's integers
-def arithmetic() -> SimpleNamespace:
-    """The functions of `block_scales` and `scale_loads` that choose rows."""
-    sources = [
-        Path(str(m.__file__)).read_text(encoding="utf-8") for m in (block_scales, scale_loads)
-    ]
-    names = {"ScaleRun", "TileScales", "tile_scales", "scale_run", "first_row", "address"}
-    body = [node for text in sources for node in ast.parse(text).body if names & defined(node)]
-    tree = ast.Module(body, type_ignores=[])
-    made: dict[str, Any] = {
-        "cutlass": SimpleNamespace(min=min, max=max, const_expr=bool),
-        "cute": SimpleNamespace(jit=lambda function: function),
-        "of_work": lambda cta, work: cta,
-        "opaque": int,
-        "Int64": int,
-        "WARPGROUP": 128,
-        "GRANULE": 4,
-        "__name__": block_scales.__name__,
-        "dataclass": dataclass,
-        **dict.fromkeys(("Any", "Cta", "Consumer"), object),
-    }
-    exec(builtins.compile(tree, block_scales.__file__, "exec"), made)
-    return SimpleNamespace(**made)
-
-
-def defined(node: ast.stmt) -> set[str]:
-    """The names that a statement of a module defines."""
-    if isinstance(node, ast.Assign):
-        return {target.id for target in node.targets if isinstance(target, ast.Name)}
-    return {node.name} if isinstance(node, ast.FunctionDef | ast.ClassDef) else set()
-
-
-@pytest.mark.parametrize("tile_m", [64, 128, 256])
-def test_whole_granules_hold_the_scales_of_all_rows_of_a_tile(tile_m: int) -> None:
-    """And of no rows that do not exist; a thread finds those of its rows among them."""
-    functions, rows = arithmetic(), 1000
-    strides = SimpleNamespace(
-        shape=(rows, 9), stride=(1, 1024), iterator=SimpleNamespace(toint=lambda: 0)
-    )
-    for first in (*range(9), 500, 995, 999):
-        work = SimpleNamespace(first_row=lambda tile, first=first: first)
-        cta = SimpleNamespace(
-            config=SimpleNamespace(tile_m=tile_m),
-            traits=SimpleNamespace(from_any_row=True, block_b=128),
-            scales=SimpleNamespace(scale_a=strides),
-            context=SimpleNamespace(thread=0),
-        )
-        last = min(first + tile_m, rows) - 1
-
-        found = functions.tile_scales(cta, work)
-        at = functions.first_row(cta, SimpleNamespace(warpgroup_in_tile=0), work)
-
-        (run,) = found.runs
-        begin = run.source // 4
-        assert begin % 4 == run.count % 4 == run.place == 0
-        assert found.count == run.count
-        assert begin <= first
-        assert last < begin + run.count <= rows
-        assert run.count <= tile_m + 4
-        assert begin + at == first

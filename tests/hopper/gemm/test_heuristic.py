@@ -202,33 +202,6 @@ def test_few_columns_meet_the_same_tiles_as_few_rows() -> None:
     assert rows == replace(columns, swap_ab=not columns.swap_ab)
 
 
-def batch_with_one_matrix_of_weights() -> Problem:
-    problem = product(16, 2048, 2048)
-    a, b, out = (16 * 2048, *problem.a), (0, *problem.b), (16 * 2048, *problem.out)
-    return replace(problem, batch=(1000,), a=a, b=b, out=out)
-
-
-@pytest.mark.parametrize(
-    ("problem", "gpu", "streams"),
-    [
-        pytest.param(product(64, 10240, 8192), H100, True, id="weights from DRAM"),
-        pytest.param(product(64, 10240, 8192), H20, False, id="slow tensor cores"),
-        pytest.param(product(300, 8192, 4096), H100, False, id="products that take longer"),
-        pytest.param(product(128, 2048, 4096), H100, False, id="weights that L2 holds"),
-        pytest.param(
-            batch_with_one_matrix_of_weights(),
-            heuristic.Rates(l2_bytes=150 * 2**20),
-            False,
-            id="a matrix that is broadcast, which is read once",
-        ),
-    ],
-)
-def test_few_rows_wait_for_weights_from_dram(
-    problem: Problem, gpu: heuristic.Rates, streams: bool
-) -> None:
-    assert heuristic._dram_bound(problem, gpu) == (streams, 0.0)
-
-
 @pytest.mark.parametrize(
     ("shape", "fast"),
     [

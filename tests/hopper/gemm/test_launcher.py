@@ -1,5 +1,6 @@
 """What a call of hopper.gemm hands to its compiled kernel, on a machine without a GPU."""
 
+import contextlib
 import gc
 import weakref
 from collections.abc import Iterator
@@ -153,39 +154,31 @@ class WorkspaceWatcher:
             raise self.error
 
 
-class TestAWorkspace:
+@pytest.fixture
+def watcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkspaceWatcher]:
+    """Lends the workspaces of a call and sees how they are used. Those that were let go of wait for
+    no event afterwards.
+    """
+    watcher = WorkspaceWatcher()
+    monkeypatch.setattr(tile_order, "clusters", lambda *_: RESIDENT_CLUSTERS)
+    monkeypatch.setattr(compile, "load", lambda *_: watcher.run)
+    monkeypatch.setattr(workspace, "get_workspace", watcher.get_workspace)
+    yield watcher
+    workspace._retired.clear()
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("no launch")])
+def test_the_event_of_a_workspace_is_recorded_after_the_launch(
+    error: Exception | None, watcher: WorkspaceWatcher
+) -> None:
     """It is held until the launch is enqueued, and then its event is recorded, whatever came of the
     launch: another thread may have replaced it meanwhile.
     """
+    config = gemm_config(f"{SMALL_TILE},tile_n=16,gpc_local=False,split_k=4,k_serpentine=False")
+    a, b, out = torch.empty(64, 512), torch.empty(40, 512).t(), torch.empty(64, 40)
+    watcher.error = error
 
-    @pytest.fixture
-    def watcher(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkspaceWatcher]:
-        """Lends the workspaces of a call and sees how they are used. Those that were let go of wait
-        for no event afterwards.
-        """
-        watcher = WorkspaceWatcher()
-        monkeypatch.setattr(tile_order, "clusters", lambda *_: RESIDENT_CLUSTERS)
-        monkeypatch.setattr(compile, "load", lambda *_: watcher.run)
-        monkeypatch.setattr(workspace, "get_workspace", watcher.get_workspace)
-        yield watcher
-        workspace._retired.clear()
-
-    def call(self) -> None:
-        config = gemm_config(f"{SMALL_TILE},tile_n=16,gpc_local=False,split_k=4,k_serpentine=False")
-        a, b, out = torch.empty(64, 512), torch.empty(40, 512).t(), torch.empty(64, 40)
+    with pytest.raises(RuntimeError, match="no launch") if error else contextlib.nullcontext():
         gemm.plan(problem(a, b, out), config)(a, b, None, out, 1.0, 0.0)
 
-    def test_has_its_event_recorded_after_the_launch(self, watcher: WorkspaceWatcher) -> None:
-        self.call()
-
-        assert watcher.steps == ["enqueued", ("recorded on", "its stream")]
-
-    def test_has_its_event_recorded_after_a_launch_that_fails(
-        self, watcher: WorkspaceWatcher
-    ) -> None:
-        watcher.error = RuntimeError("no launch")
-
-        with pytest.raises(RuntimeError, match="no launch"):
-            self.call()
-
-        assert watcher.steps == ["enqueued", ("recorded on", "its stream")]
+    assert watcher.steps == ["enqueued", ("recorded on", "its stream")]

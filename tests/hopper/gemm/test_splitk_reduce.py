@@ -90,36 +90,20 @@ def test_the_order_of_additions_shows_in_these_numbers() -> None:
     assert not np.array_equal(in_order(sums), sums[0] + in_order(sums[1:]))
 
 
-@pytest.mark.parametrize("total", [2, 3, 5])
-@pytest.mark.parametrize("registers", [36, 64, 96, 128, 192, WIDEST])
-def test_own_sums_in_registers_are_added_at_their_place_in_the_order_of_k(
-    splitk_reduce: ModuleType, registers: int, total: int
+KEPT = [(n, total, True) for n in (36, 64, 96, 128, 192, WIDEST) for total in (2, 3, 5)]
+WRITTEN = [(n, total, False) for n in (8, 32) for total in (2, 9)]
+
+
+@pytest.mark.parametrize(("registers", "total", "in_registers"), KEPT + WRITTEN)
+def test_own_sums_are_added_at_their_place_in_the_order_of_k(
+    splitk_reduce: ModuleType, registers: int, total: int, in_registers: bool
 ) -> None:
+    """Those of large tiles from registers."""
     sums = partitions(registers, total)
     expected = in_order(sums).view(np.uint32)
 
+    assert splitk_reduce.keeps_own(registers) is in_registers
     for index in range(total):
-        found = added(splitk_reduce, sums, index, in_registers=True).view(np.uint32)
+        result = added(splitk_reduce, sums, index, in_registers=in_registers).view(np.uint32)
 
-        assert np.array_equal(found, expected), f"partition {index} of {total} comes last"
-
-
-@pytest.mark.parametrize("total", [2, 9])
-@pytest.mark.parametrize("registers", [8, 32])
-def test_own_sums_in_memory_are_added_at_their_place_in_the_order_of_k(
-    splitk_reduce: ModuleType, registers: int, total: int
-) -> None:
-    sums = partitions(registers, total)
-    expected = in_order(sums).view(np.uint32)
-
-    for index in range(total):
-        found = added(splitk_reduce, sums, index, in_registers=False).view(np.uint32)
-
-        assert np.array_equal(found, expected), f"partition {index} of {total} comes last"
-
-
-@pytest.mark.parametrize(("registers", "kept"), [(8, False), (32, False), (36, True), (128, True)])
-def test_large_tiles_keep_their_own_sums(
-    splitk_reduce: ModuleType, registers: int, kept: bool
-) -> None:
-    assert splitk_reduce.keeps_own(registers) is kept
+        assert np.array_equal(result, expected), f"partition {index} of {total} comes last"

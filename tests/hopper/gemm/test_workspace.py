@@ -2,7 +2,6 @@
 contexts do.
 """
 
-import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -101,40 +100,6 @@ def test_the_allocator_is_told_which_stream_uses_a_workspace(gpu: FakeGpu) -> No
     ((sums, counters),) = gpu.allocated
     assert sums.recorded == [gpu.stream]
     assert counters.recorded == [gpu.stream]
-
-
-class SlowTable(dict[Any, Any]):
-    """A table of workspaces in which two threads look, for the first time, at the same time."""
-
-    def __init__(self) -> None:
-        self.together, self.looked = threading.Barrier(2), set[int]()
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        found = super().get(key, default)
-        if threading.get_ident() not in self.looked:
-            self.looked.add(threading.get_ident())
-            self.together.wait()
-        return found
-
-
-def test_threads_that_come_at_once_get_one_workspace(
-    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both find none; whoever is second looks again under the lock."""
-    monkeypatch.setattr(workspace, "_workspaces", SlowTable())
-    found: list[workspace.Workspace] = []
-
-    def get() -> None:
-        found.append(workspace.get_workspace(0, 100, 10))
-
-    threads = [threading.Thread(target=get, daemon=True) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert found[0] is found[1]
-    assert gpu.kept == 1
 
 
 def capture_a_graph(gpu: FakeGpu) -> None:
