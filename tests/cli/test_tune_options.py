@@ -106,7 +106,7 @@ def test_a_bad_option_is_refused_by_its_name(
 def test_every_option_is_checked_before_anything_runs(
     mode: str, options: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("tune._sweep", "tune_preview.dry_run", "tune_preview.explain"):
+    for name in ("tune._sweep", "tune_output.dry_run", "tune_output.explain"):
         monkeypatch.setattr(f"outblas.cli.{name}", lambda *_, **__: pytest.fail("runs"))
 
     refused(message, f"{mode} {options}")

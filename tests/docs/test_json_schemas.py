@@ -2,19 +2,127 @@
 
 import json
 import re
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import commands, json_schemas
+from support import commands
 from support.paths import ROOT
 from support.stored import WORKLOAD
 from support.tuning_reports import SWEPT, winner
 
 from outblas.autotune import Store
 from outblas.autotune.sweeps.outcome import Failure, Sweep
-from outblas.cli import tune_result
+from outblas.cli import tune_output
+
+PAGE = ROOT / "docs" / "reference" / "json-schemas.md"
+_ROW = re.compile(r"^\| `(?P<key>[^`]+)` \| (?P<type>[^|]*) \|", re.MULTILINE)
+_LINK = re.compile(r"\[(?P<text>[^\]]+)\]\(#(?P<anchor>[\w-]+)\)")
+_SCALARS: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+}
+
+
+@dataclass
+class Node:
+    """A key: its type as the page has it, and the keys below it."""
+
+    type: str = "object"
+    below: dict[str, "Node"] = field(default_factory=dict)
+
+    @property
+    def is_optional(self) -> bool:
+        return ", optional" in self.type
+
+
+def sections() -> dict[str, Node]:
+    """The keys of each section of the page, by its heading."""
+    found: dict[str, Node] = {}
+    _, *parts = re.split(r"^#{2,3} (.+)$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    for heading, text in zip(parts[::2], parts[1::2], strict=True):
+        root = found[heading] = Node()
+        for row in _ROW.finditer(text):
+            node = root
+            for name in _names(row["key"]):
+                node = node.below.setdefault(name, Node())
+            node.type = row["type"].strip()
+        if set(root.below) == {"[]"}:
+            root.type = "list of objects"
+        if listed := re.search(r"The output is a (list of \[\w+\]\(#\w+\))", text):
+            root.type = listed[1]
+    return found
+
+
+def _names(key: str) -> list[str]:
+    """`plans[].ranked[].kernel` as its parts: plans, [], ranked, [], kernel."""
+    return re.findall(r"\[\]|[^.\[]+", key)
+
+
+def problems(value: Any, heading: str) -> list[str]:
+    """Where a value differs from what a section of the page says."""
+    known = sections()
+    return list(_problems(value, known[heading], heading, known))
+
+
+def _problems(value: Any, node: Node, place: str, known: dict[str, Node]) -> Iterator[str]:
+    kind = node.type.removesuffix(", optional")
+    if value is None and kind.endswith(" or null"):
+        return
+    kind = kind.removesuffix(" or null")
+    if kind.startswith("list of "):
+        yield from _in_list(value, node, kind.removeprefix("list of "), place, known)
+    elif kind.startswith("map"):
+        if not isinstance(value, dict):
+            yield f"{place} is a {type(value).__name__}, documented as {node.type}"
+        elif "*" in node.below:
+            for name, each in value.items():
+                yield from _problems(each, node.below["*"], f"{place}.{name}", known)
+    elif link := _LINK.fullmatch(kind):
+        yield from _problems(value, known[_heading(link["anchor"], known)], place, known)
+    elif kind == "object":
+        yield from _in_object(value, node, place, known)
+    elif kind not in _SCALARS:
+        yield f"{place} has the type {node.type!r}, which is none"
+    elif not isinstance(value, _SCALARS[kind]) or (isinstance(value, bool) and kind != "boolean"):
+        yield f"{place} is {value!r}, documented as {node.type}"
+
+
+def _in_list(value: Any, node: Node, of: str, place: str, known: dict[str, Node]) -> Iterator[str]:
+    if not isinstance(value, list | tuple):
+        yield f"{place} is a {type(value).__name__}, documented as {node.type}"
+        return
+    each_node = node.below.get("[]", Node())
+    if of not in ("objects", "maps"):
+        each_node = Node(of if _LINK.fullmatch(of) else of.removesuffix("s"))
+    for each in value:
+        if of == "maps":
+            if not isinstance(each, dict):
+                yield f"{place}[] is {each!r}, documented as {node.type}"
+        else:
+            yield from _problems(each, each_node, f"{place}[]", known)
+
+
+def _in_object(value: Any, node: Node, place: str, known: dict[str, Node]) -> Iterator[str]:
+    if not isinstance(value, dict):
+        yield f"{place} is a {type(value).__name__}, documented as {node.type}"
+        return
+    for name in value.keys() - node.below.keys():
+        yield f"{place}.{name} is not documented"
+    for name, below in node.below.items():
+        if name in value:
+            yield from _problems(value[name], below, f"{place}.{name}", known)
+        elif not below.is_optional:
+            yield f"{place}.{name} is documented, and missing"
+
+
+def _heading(anchor: str, known: dict[str, Node]) -> str:
+    return next(heading for heading in known if heading.lower().replace(" ", "-") == anchor)
+
 
 TIMES = [
     path
@@ -59,7 +167,7 @@ def printed(*arguments: object) -> Any:
 def test_a_command_prints_the_keys_that_are_documented(
     heading: str, arguments: tuple[str, ...]
 ) -> None:
-    assert not json_schemas.problems(printed(*arguments), heading)
+    assert not problems(printed(*arguments), heading)
 
 
 @pytest.mark.parametrize(
@@ -74,25 +182,25 @@ def test_a_command_prints_the_keys_that_are_documented(
 def test_a_command_that_reads_a_store_prints_the_keys_that_are_documented(
     heading: str, arguments: tuple[str, ...], store: Path
 ) -> None:
-    assert not json_schemas.problems(printed(*arguments, "--store", store), heading)
+    assert not problems(printed(*arguments, "--store", store), heading)
 
 
 @pytest.mark.long  # the tables of the H100 are searched
 def test_an_explanation_has_the_keys_that_are_documented(tmp_path: Path) -> None:
     options = ("--explain", "4096x4096x4096", "--gpu", "H100", "--store", tmp_path / "none.sqlite")
 
-    assert not json_schemas.problems(printed("tune", *options), "outblas tune --explain")
+    assert not problems(printed("tune", *options), "outblas tune --explain")
 
 
 def test_a_sweep_and_its_winner_have_the_keys_that_are_documented() -> None:
     sweep = Sweep(failures=[Failure(WORKLOAD, "an example")], store=Path("tuning.sqlite"))
 
-    assert not json_schemas.problems(tune_result.record(sweep), "outblas tune")
-    assert not json_schemas.problems(asdict(winner()), "best config")
+    assert not problems(tune_output.sweep_record(sweep), "outblas tune")
+    assert not problems(asdict(winner()), "best config")
 
 
 @pytest.mark.parametrize("path", TIMES, ids=lambda path: path.stem)
 def test_a_file_of_times_has_the_keys_that_are_documented(path: Path) -> None:
     content = json.loads(path.read_text(encoding="utf-8"))
 
-    assert not json_schemas.problems(content, "outblas bench")
+    assert not problems(content, "outblas bench")

@@ -19,6 +19,7 @@ from outblas.base.shapes import NAMED
 from outblas.cli.common import (
     NONE,
     JsonOption,
+    StoreOption,
     check_length,
     check_writable,
     figure,
@@ -47,13 +48,6 @@ RATIO = (
 )
 WINNER = ("config", "us", "ratio", "ratio_low", "ratio_high")  # of a winner in a listing
 DAYS = {"h": 1 / 24, "d": 1.0, "w": 7.0}
-
-StoreOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--store", help="The file with the results. Default: tuning.sqlite in the cache directory."
-    ),
-]
 
 
 @app.command("ls")

@@ -47,6 +47,12 @@ HtmlOption = Annotated[Path | None, typer.Option(help="Write one self-contained 
 ChartOption = Annotated[
     Path | None, typer.Option(help="Draw a chart to a .png, .svg or .pdf file.")
 ]
+StoreOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--store", help="The file with the results. Default: tuning.sqlite in the cache directory."
+    ),
+]
 
 PIPED_WIDTH = 140  # where no terminal and no COLUMNS says how wide a line may be
 console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH)

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from outblas.base import grouped_shapes
-from outblas.cli import interrupts, tune_preview, tune_report, tune_result
+from outblas.cli import interrupts, tune_output
 from outblas.cli.common import (
     NO_GPU,
     ChartOption,
     HtmlOption,
     JsonOption,
     SaveOption,
+    StoreOption,
     check_given,
     check_length,
     check_one_of,
@@ -122,12 +123,7 @@ def tune(
             "Strategy of your own."
         ),
     ] = "ranked",
-    store: Annotated[
-        Path | None,
-        typer.Option(
-            help="The file with the results. Default: tuning.sqlite in the cache directory."
-        ),
-    ] = None,
+    store: StoreOption = None,
     resume: Annotated[
         bool,
         typer.Option(help="Use results that the store has; --no-resume measures everything again."),
@@ -193,7 +189,7 @@ def tune(
             check_given(f"--{name}", text)
         _check_modes(dry_run, explain, report, gpu=gpu, source=source, html=html, chart=chart)
     if report:
-        tune_report.report(texts, store, source, json=json, save=save, html=html, chart=chart)
+        tune_output.report(texts, store, source, json=json, save=save, html=html, chart=chart)
         return
     from outblas.autotune.search.target import of
     from outblas.autotune.store.store import Store, StoreError
@@ -228,11 +224,11 @@ def tune(
         kernels = kernels or ("hopper.grouped" if op == "grouped" else "")
         check_targets([of(name) for name in split(kernels)], workloads)
         if explain is not None:
-            here = tune_preview.gpu_of(gpu, gpus)
-            value = tune_preview.explain(workloads, here, store, quiet=json)
+            here = tune_output.gpu_of(gpu, gpus)
+            value = tune_output.explain(workloads, here, store, quiet=json)
         elif dry_run:
-            here = tune_preview.gpu_of(gpu, gpus)
-            value = tune_preview.dry_run(kernels, workloads, here, options, quiet=json)
+            here = tune_output.gpu_of(gpu, gpus)
+            value = tune_output.dry_run(kernels, workloads, here, options, quiet=json)
         else:
             value = _sweep(kernels, workloads, options, store, quiet=json)
     give(value, lambda: None, json=json, save=save)
@@ -381,7 +377,7 @@ def _shown_sweep(
         raise ValueError(
             "--kernels is empty, expected names: without a GPU here there is no default"
         )
-    names = names or tune_preview.default_kernels(arch, first)
+    names = names or tune_output.default_kernels(arch, first)
     layouts = dict.fromkeys(w.layout for w in workloads if not (w.grouped and w.layout == "tn"))
     shapes: Any = list(dict.fromkeys(w.grouped or w.shape for w in workloads))
     with LiveView(quiet=quiet) as view:
@@ -396,5 +392,5 @@ def _shown_sweep(
             options=options,
         )
     if not quiet:
-        tune_result.show(result)
-    return tune_result.record(result)
+        tune_output.show_sweep(result)
+    return tune_output.sweep_record(result)
