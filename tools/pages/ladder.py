@@ -5,8 +5,9 @@ seed document's beside ours.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from matplotlib.figure import Figure as Chart
@@ -35,7 +36,7 @@ SIZES = {"simt": (2048, 4096), "turing": (2048, 4096), "hopper": (4096, 8192)}
 # The variants in which a rung is measured: its own, with mixed operands, and, under the name of an
 # older GPU, code that was compiled for that GPU.
 OWN, MIXED = "", "mixed"
-VARIANTS = {"simt": (MIXED, "bfloat16", ""), "turing": ("sm_75", "float16", "arch=75")}
+VARIANTS = {"simt": {MIXED: ("bfloat16", "")}, "turing": {"sm_75": ("float16", "arch=75")}}
 
 _SPEED = ("rung", "N", "TFLOP/s", "× cuBLAS", "spread", "× parent", "check")
 _MIXED = ("rung", "N", "TFLOP/s", "× its own float32", "check")
@@ -93,13 +94,13 @@ def tables(results: Results, argument: str) -> str:
     name, _, sizes = argument.partition(" ")
     ladder = rows(results, name, [shape[0] for shape in parse(sizes, "sizes of a ladder")])
     lines = _speeds(ladder, OWN, _SPEED)
-    for variant in dict.fromkeys(v for row in ladder for at in row.at for v in at.timed if v):
-        if variant == MIXED:
-            lines += ["", "The same rungs with bfloat16 operands and float32 sums:", ""]
-            lines += _speeds(ladder, variant, _MIXED)
-        else:
-            lines += ["", f"The same rungs compiled for {variant} and loaded as PTX:", ""]
-            lines += _speeds(ladder, variant, _SPEED)
+    for variant in VARIANTS.get(name, {}):
+        is_mixed = variant == MIXED
+        what = "with bfloat16 operands and float32 sums"
+        if not is_mixed:
+            what = f"compiled for {variant} and loaded as PTX"
+        lines += ["", f"The same rungs {what}:", ""]
+        lines += _speeds(ladder, variant, _MIXED if is_mixed else _SPEED)
     if any(row.profile for row in ladder):
         lines += ["", "Counted by ncu:", "", *_counted(name, ladder)]
     documented = [cells for row in ladder for cells in _documented(row)]
@@ -120,16 +121,8 @@ def rows(results: Results, name: str, sizes: Sequence[int]) -> list[Row]:
     dtype = registry.dtype_of(name)
     climb = [Rung(k.name, k.parent, dtype, of_rung(k.name)) for k in registry.ladder(name)]
     rungs = [*_baseline(name), *climb]
-    variants = {OWN: [(rung, rung.dtype, "") for rung in rungs]}
-    if name in VARIANTS:
-        variant, operands, config = VARIANTS[name]
-        variants[variant] = [(rung, operands, config) for rung in climb]
-    timed = {
-        (variant, n): _timed(results.measurements, entrants, n, name)
-        for variant, entrants in variants.items()
-        for n in sizes
-    }
-    return [_row(results, rung, name, sizes, timed) for rung in rungs]
+    names = {rung.name for rung in rungs}
+    return [_row(results, rung, name, sizes, names) for rung in rungs]
 
 
 def _baseline(name: str) -> list[Rung]:
@@ -154,65 +147,33 @@ def _layouts(rung: str, ladder: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((registry.layout_of(ladder), registry.layout_of(rung))))
 
 
-_Timed = dict[str, Measurement]  # by rung, in one variant at one size
-
-
-def _timed(
-    measurements: Sequence[Measurement],
-    entrants: Sequence[tuple[Rung, str, str]],
-    n: int,
-    ladder: str,
-) -> _Timed:
-    """The timings at the size n: those of the campaign that has most of the rungs; of rungs that it
-    lacks, the newest.
-    """
-    gpus = gpus_of(measurements)
-
-    def precedence(timed: _Timed) -> tuple[int, int, str]:
-        m = next(iter(timed.values()), None)
-        if m is None:
-            return -len(gpus), 0, ""
-        return -gpus.index(m.gpu), len(timed), str(m.environment.get("date", ""))
-
-    environments: list[dict[str, object]] = []
-    for m in measurements:
-        if m.environment not in environments:
-            environments.append(m.environment)
-    campaigns = [
-        _of_campaign([m for m in measurements if m.environment == e], entrants, n, ladder)
-        for e in environments
-    ]
-    return _of_campaign(measurements, entrants, n, ladder) | max(campaigns, key=precedence)
-
-
-def _of_campaign(
-    measurements: Sequence[Measurement],
-    entrants: Sequence[tuple[Rung, str, str]],
-    n: int,
-    ladder: str,
-) -> _Timed:
-    """The timing of each rung on the first GPU, in the first layout, that has one."""
-    timed: _Timed = {}
-    for rung, dtype, config in entrants:
-        timings = (
-            find(measurements, rung.name, (n, n, n), dtype, gpu, config=config, layout=layout)
-            for gpu in gpus_of(measurements)
-            for layout in _layouts(rung.name, ladder)
-        )
-        first = next(filter(None, timings), None)
-        if first is not None:
-            timed[rung.name] = first
-    return timed
+def _timing(
+    results: Results, rung: str, ladder: str, n: int, dtype: str, config: str
+) -> Measurement | None:
+    """The newest timing of a rung on the first GPU, in the first layout, that has one."""
+    timings = (
+        find(results.measurements, rung, (n, n, n), dtype, gpu, config=config, layout=layout)
+        for gpu in gpus_of(results.measurements)
+        for layout in _layouts(rung, ladder)
+    )
+    return next(filter(None, timings), None)
 
 
 def _row(
-    results: Results,
-    rung: Rung,
-    ladder: str,
-    sizes: Sequence[int],
-    timed: dict[tuple[str, int], _Timed],
+    results: Results, rung: Rung, ladder: str, sizes: Sequence[int], names: Container[str]
 ) -> Row:
-    at = tuple(_at_size(rung, n, timed) for n in sizes)
+    """The row of a rung. `names` are those of the ladder's rungs, with which it is compared."""
+    at = tuple(AtSize(n, {}, {}) for n in sizes)
+    variants = {OWN: (rung.dtype, ""), **VARIANTS.get(ladder, {})}
+    for size, (variant, operands) in product(at, variants.items()):
+        if ours := _timing(results, rung.name, ladder, size.n, *operands):
+            size.timed[variant] = ours
+            if variant == MIXED or rung.parent is None or rung.parent not in names:
+                continue
+            parent = _timing(results, rung.parent, ladder, size.n, *operands)
+            same = parent is not None and parent.environment == ours.environment
+            if parent and same and ours.ratio and parent.ratio:
+                size.gains[variant] = ours.ratio / parent.ratio
     gpu = next((size.timed[OWN].gpu for size in at if OWN in size.timed), GPUS[0])
     profiles = (
         profiled(results.profiles, rung.name, (n, n, n), rung.dtype, gpu, layout)
@@ -221,19 +182,6 @@ def _row(
     )
     rung = replace(rung, figures=_shown(rung, ladder, sizes))
     return Row(rung, at, next(filter(None, profiles), None))
-
-
-def _at_size(rung: Rung, n: int, timed: dict[tuple[str, int], _Timed]) -> AtSize:
-    at = AtSize(n, {}, {})
-    for (variant, size), rungs in timed.items():
-        if size != n or rung.name not in rungs:
-            continue
-        ours = at.timed[variant] = rungs[rung.name]
-        parent = rungs.get(rung.parent or "")
-        same = parent is not None and parent.environment == ours.environment
-        if parent and same and ours.ratio and parent.ratio and variant != MIXED:
-            at.gains[variant] = ours.ratio / parent.ratio
-    return at
 
 
 def _shown(rung: Rung, ladder: str, sizes: Sequence[int]) -> tuple[Figure, ...]:
@@ -249,16 +197,13 @@ def _shown(rung: Rung, ladder: str, sizes: Sequence[int]) -> tuple[Figure, ...]:
 
 
 def _speeds(ladder: Sequence[Row], variant: str, columns: Sequence[str]) -> list[str]:
-    """A row for each rung and size at which a variant was timed. A rung that was not timed at all
-    has one row in the table of the ladder's own variant.
-    """
-    cells = []
-    for row in ladder:
-        timed = [(at, at.timed[variant]) for at in row.at if variant in at.timed]
-        cells += [_speed(row, at, variant, m) for at, m in timed]
-        if not timed and variant == OWN:
-            unknown = [NONE] * (len(columns) - 4)
-            cells.append((row.rung.name, NONE, NONE, "not measured", *unknown))
+    """A row for each rung and size at which a variant was timed."""
+    cells = [
+        _speed(row, at, variant, at.timed[variant])
+        for row in ladder
+        for at in row.at
+        if variant in at.timed
+    ]
     if len({cell[-1] for cell in cells}) == 1:
         columns, cells = columns[:-1], [cell[:-1] for cell in cells]
     return table(columns, cells)
