@@ -9,21 +9,22 @@ from tools.pages import drawing
 
 # ---- colours
 def test_a_provider_has_its_colour_whatever_stands_beside_it() -> None:
-    alone = drawing.colours(["outblas"])
-    beside = drawing.colours(["cublaslt-best", "portable", "outblas", "cublas"])
+    alone = drawing.styles(["outblas"])
+    beside = drawing.styles(["cublaslt-best", "portable", "outblas", "cublas"])
 
     assert alone["outblas"] == beside["outblas"]
-    assert beside["cublas"] == plotting.BASE_COLOUR
-    assert len(set(beside.values())) == 4
+    assert beside["cublas"][0] == plotting.BASE_COLOUR
+    assert len({colour for colour, _ in beside.values()}) == 4
 
 
 def test_eight_series_have_eight_colours_and_marks_and_nine_are_refused() -> None:
     names = ["cublas", *"abcdefg"]
 
-    assert len(set(drawing.colours(names).values())) == drawing.MOST_SERIES
-    assert len({drawing.markers(names)[name] for name in "abcdefg"}) == 7
+    styles = drawing.styles(names)
+    assert len({colour for colour, _ in styles.values()}) == 8
+    assert len({styles[name][1] for name in "abcdefg"}) == 7
     with pytest.raises(ValueError, match="a chart has 9 series, expected at most 8"):
-        drawing.colours([*names, "h"])
+        drawing.styles([*names, "h"])
 
 
 # ---- labels

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.figure import Figure
 
 from outblas.base.shapes import to_text
 from outblas.bench import plotting
 from outblas.bench.record import BEST
 from tools.pages import drawing
 from tools.pages.results import Measurement, Results
-from tools.pages.tables import devices
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from tools.pages.tables import devices, operands
 
 OURS = "outblas"
 MEAN = "geometric mean"
@@ -65,12 +64,7 @@ def draw(results: Results, _: str) -> Figure:
         for name, key in (("torch", "torch"), ("CUDA", "cuda"), ("driver", "driver"))
         if environment.get(key)
     )
-    dtypes, layouts = (
-        " and ".join(dict.fromkeys(getattr(m, name) for m in timed)) for name in ("dtype", "layout")
-    )
-    note = (
-        f"A line through a mark: 10th to 90th percentile of rounds. {dtypes}, {layouts}{versions}."
-    )
+    note = f"A line through a mark: 10th to 90th percentile of rounds. {operands(timed)}{versions}."
     plotting.entitle(figure, f"{OURS} beside cuBLAS on an {environment['gpu']}", note)
     panels = iter(axes)  # drawn below the title, whose height the layout knows then
     words = []
@@ -156,16 +150,11 @@ def _against_n(records: Sequence[Measurement]) -> _Points:
 
 def _draw_lines(axis: Any, points: _Points) -> str:
     """Draws a line for each provider over square GEMMs. Returns the text alternative."""
-    colours, markers = drawing.colours(list(points)), drawing.markers(list(points))
+    styles = drawing.styles(list(points))
     for name, line in points.items():
-        axis.plot(
-            *zip(*line, strict=True),
-            marker=markers[name],
-            markersize=4.5,
-            color=colours[name],
-            label=name,
-            linewidth=1.6,
-        )
+        colour, marker = styles[name]
+        style = {"color": colour, "marker": marker, "markersize": 4.5, "linewidth": 1.6}
+        axis.plot(*zip(*line, strict=True), label=name, **style)
     axis.set_xscale("log", base=2)
     sizes = sorted({n for line in points.values() for n, _ in line})
     axis.set_xticks(sizes, [str(n) for n in sizes], rotation=40, ha="right", rotation_mode="anchor")
@@ -174,7 +163,7 @@ def _draw_lines(axis: Any, points: _Points) -> str:
     axis.set_ylabel("TFLOP/s")
     axis.set_ylim(0, 1.08 * max(value for line in points.values() for _, value in line))
     axis.set_title("TFLOP/s of square products")
-    drawing.label_ends(axis, [(*line[-1], name, colours[name]) for name, line in points.items()])
+    drawing.label_ends(axis, [(*line[-1], name, styles[name][0]) for name, line in points.items()])
     return " ".join(
         f"TFLOP/s of {name} by N: {', '.join(f'{n} {value:.3g}' for n, value in line)}."
         for name, line in points.items()

@@ -48,8 +48,8 @@ def suite(results: Results, provider: str) -> str:
     rows = [
         [
             to_text(m.shape),
-            _us(m.us),
-            _us(_at(burst, BASE, m.shape).us),
+            number(m.us),
+            number(_at(burst, BASE, m.shape).us),
             f"{m.tflops:.0f}",
             figure(m.ratio, ".3f"),
             spread(m),
@@ -109,7 +109,7 @@ def cold(results: Results, provider: str) -> str:
     rows = [
         (
             to_text(m.shape),
-            _us(m.us),
+            number(m.us),
             figure(m.gbs, ".0f"),
             figure(m.bandwidth_share, ".0%"),
             figure(m.ratio, ".3f"),
@@ -320,10 +320,6 @@ def _mean(ratios: Sequence[float]) -> str:
 def _range(ratios: Iterable[float | None]) -> str:
     measured = [ratio for ratio in ratios if ratio is not None]
     return f"{min(measured):.3f} to {max(measured):.3f}"
-
-
-def _us(us: float | None) -> str:
-    return figure(us, ".0f" if us and us >= 1000 else ".3g")
 
 
 def _order(shape: Shape) -> tuple[int, Shape]:

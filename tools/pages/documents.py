@@ -44,14 +44,10 @@ class Figure:
         return self.stated
 
 
-def _read() -> tuple[Figure, ...]:
-    entries = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-    for entry in entries:
-        entry |= {name: tuple(entry[name]) for name in ("tflops", "stated") if name in entry}
-    return tuple(Figure(**entry) for entry in entries)
-
-
-FIGURES = _read()
+FIGURES = tuple(
+    Figure(**{name: tuple(v) if isinstance(v, list) else v for name, v in entry.items()})
+    for entry in json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+)
 # 001 kernel 3: mean cycles of loading and of the tensor cores per step of 64 along K, and of
 # storing a tile.
 PHASES = {"hopper.large_tile": ("001 kernel 3", {"load": 1415.0, "tensor": 703.0, "store": 4572.0})}

@@ -11,7 +11,6 @@ from typing import Any
 
 from outblas.bench.plotting import BASE_COLOUR, INK, PALETTE, SMALL
 
-MOST_SERIES = 8  # colours in one chart, the base's grey among them
 # Marks that tell series apart without colour, in the order of PALETTE.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 # Providers that have the same colour in every chart.
@@ -19,27 +18,21 @@ _COLOUR_OF = {"cublas": BASE_COLOUR, "outblas": PALETTE[0], "cublaslt-best": PAL
 _CHARACTER, _BOLD = 0.62, 0.7  # the width of a character over the size of its font
 
 
-def colours(names: Sequence[str]) -> dict[str, str]:
-    """A colour for each name. cuBLAS is grey, and outblas and the best of cuBLASLt's algorithms
-    have the same colour in every chart.
+def styles(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """A colour and a mark for each name, the same mark for a colour wherever it is used. cuBLAS is
+    grey, and outblas and the best of cuBLASLt's algorithms look the same in every chart.
 
     Raises ValueError for more names than there are colours: such a chart is to be split.
     """
-    fixed = {name: _COLOUR_OF[name] for name in names if name in _COLOUR_OF}
-    free = [colour for colour in PALETTE if colour not in fixed.values()]
-    others = [name for name in dict.fromkeys(names) if name not in fixed]
+    colours = {name: _COLOUR_OF[name] for name in names if name in _COLOUR_OF}
+    free = [colour for colour in PALETTE if colour not in colours.values()]
+    others = [name for name in dict.fromkeys(names) if name not in colours]
     if len(others) > len(free):
-        raise ValueError(
-            f"a chart has {len(fixed) + len(others)} series, expected at most {MOST_SERIES}"
-        )
-    chosen = dict(zip(others, free, strict=False)) | fixed
-    return {name: chosen[name] for name in names}
-
-
-def markers(names: Sequence[str]) -> dict[str, str]:
-    """A mark for each name, the same for a colour of the palette wherever it is used."""
+        count = len(colours) + len(others)
+        raise ValueError(f"a chart has {count} series, expected at most {len(PALETTE) + 1}")
+    colours |= zip(others, free, strict=False)
     marks = dict(zip(PALETTE, MARKERS, strict=True))
-    return {name: marks.get(colour, "o") for name, colour in colours(names).items()}
+    return {name: (colours[name], marks.get(colours[name], "o")) for name in names}
 
 
 def ratio(value: float) -> str:

@@ -25,6 +25,7 @@ from tools.pages.tables import (
     figure,
     listed,
     number,
+    operands,
     percent,
     span,
     spread,
@@ -165,12 +166,12 @@ def _row(
     """The row of a rung. `names` are those of the ladder's rungs, with which it is compared."""
     at = tuple(AtSize(n, {}, {}) for n in sizes)
     variants = {OWN: (rung.dtype, ""), **VARIANTS.get(ladder, {})}
-    for size, (variant, operands) in product(at, variants.items()):
-        if ours := _timing(results, rung.name, ladder, size.n, *operands):
+    for size, (variant, dtype_and_config) in product(at, variants.items()):
+        if ours := _timing(results, rung.name, ladder, size.n, *dtype_and_config):
             size.timed[variant] = ours
             if variant == MIXED or rung.parent is None or rung.parent not in names:
                 continue
-            parent = _timing(results, rung.parent, ladder, size.n, *operands)
+            parent = _timing(results, rung.parent, ladder, size.n, *dtype_and_config)
             same = parent is not None and parent.environment == ours.environment
             if parent and same and ours.ratio and parent.ratio:
                 size.gains[variant] = ours.ratio / parent.ratio
@@ -277,12 +278,8 @@ def draw(results: Results, name: str) -> Chart:
         _panel(axis, ladder, i, n)
     timed = [at.timed[OWN] for row in ladder for at in row.at if OWN in at.timed]
     measured = [m for row in ladder for at in row.at for m in at.timed.values()]
-    dtypes, layouts = (
-        " and ".join(dict.fromkeys(words))
-        for words in zip(*((m.dtype, m.layout) for m in timed), strict=True)
-    )
     note = (
-        f"{dtypes}, {layouts}, burst. A seed document's figure is relative to the cuBLAS that it "
+        f"{operands(timed)}, burst. A seed document's figure is relative to the cuBLAS that it "
         "measured, on its own GPU."
     )
     plotting.entitle(canvas, f"The {name} ladder on an {devices(measured)}", note)

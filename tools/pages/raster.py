@@ -16,13 +16,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from outblas.autotune.search.rank import spearman
 from outblas.base import machines
 from outblas.base.configs import items
 from outblas.base.shapes import Shape, to_text
 from outblas.bench import plotting
 from outblas.bench.record import BASE
 from outblas.device import l2, raster
+from outblas.report.model import spearman
 from tools.pages.results import Profile, Results
 from tools.pages.tables import figure, table
 

@@ -57,10 +57,14 @@ def closed(lines: Sequence[str], measurements: Sequence[Measurement], note: str)
     """The lines of a part, then its conditions: dtypes, layouts, the way of timing, the GPU and the
     versions.
     """
-    dtypes = listed(dict.fromkeys(m.dtype for m in measurements))
-    layouts = listed(dict.fromkeys(m.layout for m in measurements))
     where = "; ".join(environments(m.environment for m in measurements))
-    return "\n".join([*lines, "", f"{dtypes}, {layouts}, {note}. {where}."]) + "\n"
+    return "\n".join([*lines, "", f"{operands(measurements)}, {note}. {where}."]) + "\n"
+
+
+def operands(measurements: Sequence[Measurement]) -> str:
+    """The dtypes and layouts of measurements, each once."""
+    dtypes = listed(dict.fromkeys(m.dtype for m in measurements))
+    return f"{dtypes}, {listed(dict.fromkeys(m.layout for m in measurements))}"
 
 
 def listed(words: Iterable[str]) -> str:
