@@ -3,7 +3,7 @@ that must be read from DRAM.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outblas.core.problem import Problem, Strides
@@ -12,6 +12,7 @@ from outblas.device.raster import PAD
 
 CHUNKS = 32  # maximum number of chunks into which K is cut
 STEP_K = 64  # the length of a chunk is a multiple of this
+ITEM = 2  # bytes of an element
 
 
 def lines(problem: Problem) -> tuple[int, int]:
@@ -20,18 +21,10 @@ def lines(problem: Problem) -> tuple[int, int]:
     """
 
     def per_row(strides: Strides, shape: tuple[int, int], alignment: int) -> int:
-        walked = [
-            stride
-            for stride, extent in zip(strides[-2:], shape, strict=True)
-            if stride != 1 and extent > 1
-        ]
         elements = LINE // problem.dtype.itemsize
-        return (
-            1
-            if alignment >= LINE
-            and not any(stride % elements for stride in (*strides[:-2], *walked))
-            else 2
-        )
+        walked = [s for s, extent in zip(strides[-2:], shape, strict=True) if s != 1 and extent > 1]
+        begin_inside = any(stride % elements for stride in (*strides[:-2], *walked))
+        return 1 if alignment >= LINE and not begin_inside else 2
 
     M, N, K = problem.M, problem.N, problem.K
     return per_row(problem.a, (M, K), problem.alignment[0]), per_row(
@@ -41,7 +34,7 @@ def lines(problem: Problem) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """The bytes of A and B that CTAs requested from L2, and the bytes read from DRAM, per wave.
+    """The bytes of A and B that CTAs requested from L2, and the bytes read from DRAM.
 
     `compulsory_bytes` is the size of A and B together, the minimum for any cache.
     `lookup_missed_bytes` counts bytes from DRAM once for each half of L2 in which a lookup missed.
@@ -49,13 +42,8 @@ class Traffic:
 
     requested_bytes: int
     compulsory_bytes: int
-    wave_missed_bytes: tuple[int, ...]
+    missed_bytes: int
     lookup_missed_bytes: int
-
-    @property
-    def missed_bytes(self) -> int:
-        """The bytes read from DRAM."""
-        return sum(self.wave_missed_bytes)
 
     @property
     def hit_rate(self) -> float:
@@ -85,7 +73,6 @@ def simulate(
     capacity: float,
     halves: int = 1,
     multicast: bool = True,
-    element_bytes: int = 2,
 ) -> Traffic:
     """Simulates the traffic of C[M, N] = A[M, K] B[K, N] for `steps`, which `raster.schedule` makes
     for `grid(...)`.
@@ -106,22 +93,22 @@ def simulate(
     """
     rows, columns = grid(shape, tile, cluster)
     M, N, K = shape
-    for name, value in (
-        ("element_bytes", element_bytes),
-        ("capacity", capacity),
-        ("halves", halves),
-    ):
+    for name, value in (("capacity", capacity), ("halves", halves)):
         if value <= 0:
             raise ValueError(f"{name} is {value}, expected more than 0")
-    heights, widths = _panels(M, tile[0]), _panels(N, tile[1])
-    cache = _Cache(capacity)
-    requested = looked_up = 0
-    missed = []
+    # The rows of every panel of A, and the columns of every panel of B.
+    heights, widths = (
+        [min(edge, size - first) for first in range(0, size, edge)]
+        for size, edge in zip((M, N), tile, strict=True)
+    )
+    chunk = _ceil(_ceil(K, CHUNKS), STEP_K) * STEP_K
+    cache: OrderedDict[tuple[int, int], int] = OrderedDict()  # sizes, the least recently used first
+    free = capacity
+    requested = missed = looked_up = 0
     for step in steps:
         # Panels of A have the keys 0, 1, ...; panels of B have -1, -2, ...
         panels: dict[int, int] = {}
         users: Counter[int] = Counter()
-        wanted = 0
         for entry in step:
             if entry == PAD:
                 continue
@@ -129,65 +116,37 @@ def simulate(
                 raise ValueError(
                     f"steps have tile {entry}, expected one below {rows * columns}, or {PAD}"
                 )
-            of_a = _part(heights, entry // columns, cluster[0])
-            of_b = _part(widths, entry % columns, cluster[1])
-            own = {m: heights[m] for m in of_a} | {-1 - n: widths[n] for n in of_b}
-            panels |= own
-            users.update(own.keys())
-            shared_a, shared_b = (1, 1) if multicast else (len(of_b), len(of_a))
-            wanted += shared_a * sum(heights[m] for m in of_a) + shared_b * sum(
+            of_a, of_b = (
+                range(index * count, min((index + 1) * count, len(sizes)))
+                for index, count, sizes in zip(
+                    divmod(entry, columns), cluster, (heights, widths), strict=True
+                )
+            )
+            of_cluster = {m: heights[m] for m in of_a} | {-1 - n: widths[n] for n in of_b}
+            panels |= of_cluster
+            users.update(of_cluster.keys())
+            times_a, times_b = (1, 1) if multicast else (len(of_b), len(of_a))
+            loaded = times_a * sum(heights[m] for m in of_a) + times_b * sum(
                 widths[n] for n in of_b
             )
-        requested += wanted * K * element_bytes
-        brought = 0
-        for chunk, depth in enumerate(_depths(K)):
+            requested += loaded * K * ITEM
+        for first in range(0, K, chunk):
             for panel, size in panels.items():
-                absent = cache.fetch((panel, chunk), size * depth * element_bytes)
-                brought += absent
+                if (panel, first) in cache:
+                    cache.move_to_end((panel, first))
+                    continue
+                cache[panel, first] = absent = size * min(chunk, K - first) * ITEM
+                free -= absent
+                while free < 0:
+                    free += cache.popitem(last=False)[1]
+                missed += absent
                 looked_up += absent * min(halves, users[panel])
-        missed.append(brought)
     return Traffic(
         requested_bytes=requested,
-        compulsory_bytes=(M + N) * K * element_bytes,
-        wave_missed_bytes=tuple(missed),
+        compulsory_bytes=(M + N) * K * ITEM,
+        missed_bytes=missed,
         lookup_missed_bytes=looked_up,
     )
-
-
-class _Cache:
-    """Slices ordered by their last use, the least recent first."""
-
-    def __init__(self, capacity: float) -> None:
-        self._slices: OrderedDict[tuple[int, int], int] = OrderedDict()
-        self._free = capacity
-
-    def fetch(self, key: tuple[int, int], size: int) -> int:
-        """Returns the bytes that must be read from DRAM for this slice of `size` bytes: all of them
-        or none.
-        """
-        if key in self._slices:
-            self._slices.move_to_end(key)
-            return 0
-        self._slices[key] = size
-        self._free -= size
-        while self._free < 0:
-            self._free += self._slices.popitem(last=False)[1]
-        return size
-
-
-def _panels(size: int, tile: int) -> list[int]:
-    """Returns the number of rows in every panel; the last panel may be smaller."""
-    return [min(tile, size - first) for first in range(0, size, tile)]
-
-
-def _part(panels: Sequence[int], index: int, count: int) -> range:
-    """Returns the panels of a cluster that lie inside the grid."""
-    return range(index * count, min((index + 1) * count, len(panels)))
-
-
-def _depths(K: int) -> Iterator[int]:
-    chunk = _ceil(_ceil(K, CHUNKS), STEP_K) * STEP_K
-    return (min(chunk, K - first) for first in range(0, K, chunk))
 
 
 def _ceil(size: int, part: int) -> int:
