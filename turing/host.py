@@ -3,7 +3,7 @@ compiler is told.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +13,10 @@ from outblas.base.registry import Kernel
 from outblas.base.space import Axes, Footprint
 from outblas.core.epilogue import EPILOGUE_ARGS, NONE
 from outblas.core.problem import Problem
-from outblas.device import gluon, launch, rung
+from outblas.device import access, gluon, launch, rung
 from outblas.device.grid import WARP, chunks_of, group_m, needs_int64, out_columns, tiles
-from outblas.device.mapping import copies
+from outblas.device.mapping import Mapping, copies
 from outblas.device.records import OperandLayout, OutputLayout, TileTraits
-from outblas.turing.access import copied, lines, width
 from outblas.turing.config import AXES, ITEM, STAGED_PAD, TuringConfig, invalid_reason
 
 # The fields of a config that a kernel does not read.
@@ -105,8 +104,9 @@ class TuringRung(rung.Rung[TuringConfig]):
             )
         return None
 
-    def described(self, config: TuringConfig, problem: Problem) -> Mapping[str, Any]:
-        return {"stages": config.stages, "passes": {"l1": lines(config, problem, self._direct)}}
+    def described(self, config: TuringConfig, problem: Problem) -> dict[str, Any]:
+        lines = sum(_lines(config, problem, name, self._direct) for name in "ab")
+        return {"stages": config.stages, "passes": {"l1": lines}}
 
     @property
     def axes(self) -> Axes:
@@ -235,3 +235,46 @@ def _rows(c: TuringConfig, problem: Problem) -> Any:
     if problem.out[-2] == 1 and problem.out[-1] != 1:
         return gluon.registers(copies((columns, c.block_m), wide, c.num_warps).transposed())
     return gluon.registers(copies((c.block_m, columns), wide, c.num_warps))
+
+
+# ---- loads, predicted without a GPU
+# Which thread holds which of 16×16 elements, rows of A or columns of B by K: groups of four lanes
+# along K, two elements each.
+FRAGMENT = Mapping((16, 16), ((0, 1), (8, 0), (0, 8)), ((0, 2), (0, 4), (1, 0), (2, 0), (4, 0)), ())
+
+
+def width(config: TuringConfig, problem: Problem, name: str) -> int:
+    """Returns the number of elements that one load of operand "a" or "b" moves."""
+    return min(config.vector, launch.vector(problem, name))
+
+
+def copied(config: TuringConfig, problem: Problem, name: str) -> Mapping:
+    """Returns which thread loads which elements of a k-block, rows of A or columns of B by K.
+    Neighbouring lanes go along the operand's contiguous axis.
+    """
+    rows = config.block_m if name == "a" else config.block_n
+    wide = width(config, problem, name)
+    if launch.contiguous(problem, name) == "k":
+        return copies((rows, config.block_k), wide, config.num_warps, spread=False)
+    return copies((config.block_k, rows), wide, config.num_warps, spread=False).transposed()
+
+
+def _lines(c: TuringConfig, problem: Problem, name: str, direct: bool) -> float:
+    """Returns the cache lines of 128 bytes that all warps of a CTA look up for one k-block of an
+    operand. `direct`: fragments are loaded straight from global memory, and each warp loads its
+    own, even where warps side by side need the same.
+    """
+    rows, again = (c.block_m, c.warps_n) if name == "a" else (c.block_n, c.warps_m)
+    # along rows of A or columns of B, along K
+    strides = problem.a[-2:] if name == "a" else problem.b[-2:][::-1]
+    wide = width(c, problem, name)
+    if direct:
+        mapping, wide = FRAGMENT, min(wide, 2) if launch.contiguous(problem, name) == "k" else 1
+    else:
+        mapping, again = copied(c, problem, name), 1
+
+    def byte(row: int, k: int) -> int:
+        return (row * strides[0] + k * strides[1]) * ITEM
+
+    requests = rows * c.block_k / (access.WARP * wide) * again
+    return requests * access.touched(mapping, byte, wide * ITEM, access.LINE)

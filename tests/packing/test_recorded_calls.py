@@ -17,8 +17,7 @@ from outblas.core.tensor_memory import LINE
 from outblas.hopper import grouped
 from outblas.packing import build, examples, triton_kernels
 from outblas.runtime import dispatch
-from outblas.runtime.recorded_shapes import RecordedShapes
-from outblas.runtime.recorded_storage import storage_of
+from outblas.runtime.recorded_shapes import RecordedShapes, storage_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 

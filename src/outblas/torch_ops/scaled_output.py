@@ -1,5 +1,5 @@
-"""Results of `scaled_mm` in fp8: which recipes of their scales there are, the operator's schema and
-its missing gradients, and who quantizes them.
+"""The schemas of the operators of scaled products and their gradients, which are those of bias and
+residual; results in fp8: which recipes of their scales there are, and who quantizes them.
 
 A result in fp8 is what `quantize` makes of the float32 values, so that it is rounded once. Where it
 can, `hopper.gemm` does so in the kernel that multiplies.
@@ -18,16 +18,24 @@ from outblas.core.errors import A, B, OperandError
 from outblas.runtime import dispatch, recorded_shapes
 from outblas.runtime.default_kernel import PRODUCTION
 from outblas.runtime.dispatch import Call
-from outblas.torch_ops import quantize
-from outblas.torch_ops.autograd_levels import refuse_gradients
-from outblas.torch_ops.scaled_gradients import SHOWN
-from outblas.torch_ops.schema import define
+from outblas.torch_ops import ops, quantize
+from outblas.torch_ops.autograd import summed
+from outblas.torch_ops.autograd_levels import record_gradients, refuse_gradients, within_forward
+from outblas.torch_ops.schema import ARGUMENTS, define
 
 Tensor = torch.Tensor
 
 DTYPE = torch.float8_e4m3fn
 RECIPES = ("1x128",)  # those of `quantize` that results may have
 
+# used where it is unknown which of the two names was used
+SHOWN = {"a": "a (input)", "b": "b (mat2)"}
+
+define(
+    "scaled_mm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias=None, ScalarType? "
+    "out_dtype=None, "
+    "bool use_fast_accum=False, str activation='', Tensor? residual=None) -> Tensor"
+)
 define(
     "scaled_mm_quantized(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, str recipe, "
     "Tensor? bias=None, bool power_of_two=False, bool use_fast_accum=False, "
@@ -128,4 +136,48 @@ def _is_fused(call: Call) -> bool:
     return found
 
 
+# ---- gradients
+class _Gradients(torch.autograd.Function):
+    """The autograd function of scaled products. `apply` takes all arguments of the operator."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum, activation, residual = given
+        x_needed = bool(activation) and ctx.needs_input_grad[_BIAS]
+        ctx.save_for_backward(*((a, b, scale_a, scale_b, bias) if x_needed else ()))
+        ctx.set_materialize_grads(False)
+        ctx.activation, ctx.out_dtype, ctx.use_fast_accum = activation, out_dtype, use_fast_accum
+        ctx.shapes = tuple(t if t is None else t.shape for t in (bias, residual))
+        with within_forward():
+            result: Tensor = _operator(*given)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
+        gradients: list[Tensor | None] = [None] * len(_ARGUMENTS)
+        if g is None:
+            return tuple(gradients)
+        for i, (name, needed) in enumerate(zip(_ARGUMENTS, ctx.needs_input_grad, strict=True)):
+            if needed and i not in (_BIAS, _RESIDUAL):
+                raise NotImplementedError(
+                    f"{SHOWN.get(name, name)} requires grad, but only bias and residual of "
+                    "scaled_mm have gradients: expected a tensor that does not require grad"
+                )
+        shape_bias, shape_residual = ctx.shapes
+        if ctx.needs_input_grad[_RESIDUAL]:
+            gradients[_RESIDUAL] = summed(g, shape_residual)
+        if ctx.needs_input_grad[_BIAS]:
+            if ctx.activation:
+                x = _operator(*ctx.saved_tensors, ctx.out_dtype, ctx.use_fast_accum)
+                g = ops.activation_backward(g, x, ctx.activation)
+            gradients[_BIAS] = summed(g, shape_bias)
+        return tuple(gradients)
+
+
+_operator = torch.ops.outblas.scaled_mm.default
+_ARGUMENTS = [argument.name for argument in ARGUMENTS["scaled_mm"]]
+_BIAS, _RESIDUAL = (_ARGUMENTS.index(name) for name in ("bias", "residual"))
+
+
+record_gradients("scaled_mm", _Gradients, {"a": A, "b": B})
 refuse_gradients("scaled_mm_quantized", "scaled_mm with out_recipe", {"a": A, "b": B}, SHOWN)
