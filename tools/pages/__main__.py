@@ -18,7 +18,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from matplotlib.figure import Figure
 
 from outblas.bench import plotting
 from tools.pages import (
@@ -32,9 +33,6 @@ from tools.pages import (
     tuned,
 )
 from tools.pages.results import Results, load
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[2]
 PART = re.compile(
@@ -59,6 +57,7 @@ TEXTS: dict[str, Callable[[Results, str], str]] = {
     "conflicts": accesses.conflict_tables,
     "coalescing": accesses.coalescing_table,
     "raster": raster.tables,
+    "tuned": tuned.part,
     "chart": campaign_chart.link,
     "climb": ladder.link,
     "orders": raster.link,
@@ -69,8 +68,6 @@ FIGURES: dict[str, Callable[[Results, str], Figure]] = {
     "climb": ladder.draw,
     "orders": raster.draw,
 }
-# The text of a part that shows a table of autotune/tables/.
-TABLES: dict[str, Callable[[Path], str]] = {"tuned": tuned.part}
 
 
 @dataclass(frozen=True)
@@ -85,20 +82,36 @@ class Part:
     def of(marker: re.Match[str]) -> Part:
         """The part of a marker. Raises ValueError for a kind that does not exist."""
         kind, _, argument = marker["what"].partition(" ")
-        if kind not in TEXTS and kind not in TABLES:
-            raise ValueError(f"a part is a {kind!r}, expected {', '.join((*TEXTS, *TABLES))}")
+        if kind not in TEXTS:
+            raise ValueError(f"a part is a {kind!r}, expected {', '.join(TEXTS)}")
         return Part(kind, argument, tuple(name.strip() for name in marker["files"].split(",")))
+
+    @property
+    def picture(self) -> str:
+        """The picture's file, "" for a part without one."""
+        return self.argument.rpartition(" ")[2] if self.kind in FIGURES else ""
 
     def text(self, root: Path, folder: Path) -> str:
         """The text for a page in a folder, to which links to pictures are relative."""
-        paths = [root / name for name in self.files]
-        if self.kind in TABLES:
-            return TABLES[self.kind](paths[0])
-        text = TEXTS[self.kind](load(paths), self.argument)
-        if self.kind in FIGURES:
-            picture = self.argument.rpartition(" ")[2]
-            text = text.replace(f"]({picture})", f"]({os.path.relpath(root / picture, folder)})")
+        text = TEXTS[self.kind](self.results(root), self.argument)
+        if self.picture:
+            link = os.path.relpath(root / self.picture, folder)
+            text = text.replace(f"]({self.picture})", f"]({link})")
         return text
+
+    def draw(self, root: Path) -> None:
+        """Draws the picture."""
+        figure = FIGURES[self.kind](self.results(root), self.argument.rpartition(" ")[0])
+        plotting.save(figure, root / self.picture, note=self.digest(root))
+
+    def results(self, root: Path) -> Results:
+        """What the part's files hold."""
+        return load(root / name for name in self.files)
+
+    def digest(self, root: Path) -> str:
+        """The digest of a picture's data, which the picture has in its metadata."""
+        data = b"".join((root / name).read_bytes() for name in self.files)
+        return f"data sha256 {hashlib.sha256(data).hexdigest()[:16]}"
 
 
 def markers(path: Path, text: str) -> list[re.Match[str]]:
@@ -119,7 +132,7 @@ def render(root: Path = ROOT, *, check: bool = False) -> list[str]:
     Raises ValueError that names the page where a part cannot be made.
     """
     texts: dict[Path, str] = {}
-    pictures: dict[str, Part] = {}
+    pictures: dict[Path, Part] = {}
     for path in (root / "README.md", *sorted((root / "docs").rglob("*.md"))):
         text = path.read_text(encoding="utf-8")
         matches = markers(path, text)
@@ -128,35 +141,21 @@ def render(root: Path = ROOT, *, check: bool = False) -> list[str]:
             bodies = iter([part.text(root, path.parent) for part in parts])
         except (KeyError, OSError, ValueError) as error:
             raise ValueError(f"{path}: {error}") from error
-        pictures |= {p.argument.rpartition(" ")[2]: p for p in parts if p.kind in FIGURES}
+        pictures |= {root / part.picture: part for part in parts if part.picture}
         body_of = PART.sub(lambda match: match[1] + next(bodies) + match[5], text)  # noqa: B023
         if body_of != text:
             texts[path] = body_of
     stale = [
-        name for name, part in pictures.items() if _digest(root, part) not in _read(root, name)
+        path
+        for path, part in pictures.items()
+        if not path.is_file() or part.digest(root) not in path.read_text(encoding="utf-8")
     ]
     if not check:
         for path, text in texts.items():
             path.write_text(text, encoding="utf-8")
-        for name, part in pictures.items():
-            _draw(root, name, part)
-    return [path.relative_to(root).as_posix() for path in texts] + stale
-
-
-def _draw(root: Path, name: str, part: Part) -> None:
-    results = load(root / file for file in part.files)
-    figure = FIGURES[part.kind](results, part.argument.rpartition(" ")[0])
-    plotting.save(figure, root / name, note=_digest(root, part))
-
-
-def _read(root: Path, name: str) -> str:
-    return (root / name).read_text(encoding="utf-8") if (root / name).is_file() else ""
-
-
-def _digest(root: Path, part: Part) -> str:
-    """The digest of a picture's data, which the picture has in its metadata."""
-    data = b"".join((root / name).read_bytes() for name in part.files)
-    return f"data sha256 {hashlib.sha256(data).hexdigest()[:16]}"
+        for part in pictures.values():
+            part.draw(root)
+    return [path.relative_to(root).as_posix() for path in (*texts, *stale)]
 
 
 def main() -> None:

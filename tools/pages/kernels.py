@@ -74,7 +74,7 @@ def phases(results: Results, _: str) -> str:
             source, cycles = PHASES[provider]
             cells.append((source, "all", *(_cycles(cycles.get(phase)) for phase in STEP + TILE)))
     gpus = ", ".join(dict.fromkeys(entry["device"] for entry in results.phases))
-    shapes = ", ".join(dict.fromkeys(to_text(tuple(entry["shape"])) for entry in results.phases))
+    shapes = ", ".join(dict.fromkeys(to_text(entry["shape"]) for entry in results.phases))
     note = (
         f"SM cycles by clock64 in an instrumented compile, {shapes}, {gpus}; *wait*, *load*, "
         "*tensor*: of one step along K; *store*, *all*: of one tile."

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from outblas.autotune.store.tables import TunedTable, read_table
 from outblas.base.configs import items
 from outblas.base.machines import short_name
 from outblas.base.registry import layout_of
@@ -37,8 +38,8 @@ class Measurement(Record):
 @dataclass(frozen=True, kw_only=True)
 class Profile:
     """ncu's counts for one provider at one shape. `config` has the fields that were asked for, and
-    `resolved` all fields of what ran where the file
-    has them; `memory` has the sums over accesses, as in the file.
+    `resolved` all fields of what ran where the file has them; `memory` has the sums over accesses,
+    as in the file.
     """
 
     provider: str
@@ -56,7 +57,7 @@ class Profile:
     tensor_active: float | None = None
     ipc: float | None = None
     addend: bool = False
-    memory: tuple[dict[str, Any], ...] = field(default=(), hash=False)
+    memory: list[dict[str, Any]] = field(default_factory=list, hash=False)
 
     @property
     def gpu(self) -> str:
@@ -71,47 +72,41 @@ class Profile:
 
 @dataclass(frozen=True)
 class Results:
-    """The records of result files: timings, counters, and cycles by phase with their GPU."""
+    """The records of files: timings, counters, cycles by phase with their GPU, shipped tables."""
 
-    measurements: tuple[Measurement, ...] = ()
-    profiles: tuple[Profile, ...] = ()
-    phases: tuple[dict[str, Any], ...] = ()
+    measurements: list[Measurement] = field(default_factory=list)
+    profiles: list[Profile] = field(default_factory=list)
+    phases: list[dict[str, Any]] = field(default_factory=list)
+    tables: list[TunedTable] = field(default_factory=list)
 
 
 def load(paths: Iterable[Path]) -> Results:
     """The records of all files, in order. Raises ValueError that names the file and the entry where
     a field is missing.
     """
-    timings: list[Measurement] = []
-    profiles: list[Profile] = []
-    phases: list[dict[str, Any]] = []
+    results = Results()
+    names = {f.name for f in fields(Profile)}
     for path in paths:
         report = json.loads(path.read_text(encoding="utf-8"))
-        environment = report["environment"]
+        if "environment" not in report:
+            results.tables.append(read_table(path))
+            continue
+        environment, device = report["environment"], report["environment"]["gpu"]
         for i, entry in enumerate(report["results"]):
+            values = {name: value for name, value in entry.items() if value is not None}
             try:
-                if "phases" in entry:
-                    phases.append({**entry, "device": environment["gpu"]})
+                values["shape"] = tuple(values["shape"])
+                if "phases" in values:
+                    results.phases.append({**values, "device": device})
                 elif "l2_hit_rate" in entry:
-                    profiles.append(_profile(environment["gpu"], entry))
+                    values = {name: values[name] for name in names & values.keys()}
+                    results.profiles.append(Profile(device=device, **values))
                 else:
-                    timings.append(_measurement(environment, entry))
+                    values = {"config": "", "environment": environment, **values}
+                    results.measurements.append(Measurement(**values))
             except (KeyError, TypeError) as error:
                 raise ValueError(f"{path}: results[{i}]: {error}") from error
-    return Results(tuple(timings), tuple(profiles), tuple(phases))
-
-
-def _measurement(environment: dict[str, Any], entry: dict[str, Any]) -> Measurement:
-    values = {name: value for name, value in entry.items() if value is not None}
-    shape = tuple(values.pop("shape"))
-    return Measurement(environment=environment, shape=shape, **{"config": "", **values})
-
-
-def _profile(device: str, entry: dict[str, Any]) -> Profile:
-    names = {f.name for f in fields(Profile)}
-    values = {name: value for name, value in entry.items() if name in names and value is not None}
-    values |= {"shape": tuple(entry["shape"]), "memory": tuple(entry.get("memory") or ())}
-    return Profile(device=device, **values)
+    return results
 
 
 def gpus_of(measurements: Iterable[Measurement]) -> list[str]:
@@ -149,13 +144,13 @@ def find(
 
 
 def profiled(
-    profiles: Iterable[Profile], provider: str, shape: Shape, dtype: str, gpu: str, layout: str
+    profiles: Sequence[Profile], provider: str, shape: Shape, dtype: str, gpu: str, layout: str
 ) -> Profile | None:
     """The last profile of a provider in its own config on a GPU, or None."""
     key = provider, "", shape, dtype, gpu, layout, False
     matching = (
         p
-        for p in reversed(tuple(profiles))
+        for p in reversed(profiles)
         if (p.provider, p.config, p.shape, p.dtype, p.gpu, p.layout, p.addend) == key
     )
     return next(matching, None)

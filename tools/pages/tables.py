@@ -25,7 +25,7 @@ def percent(value: float | None) -> str:
     return figure(value, ".0%")
 
 
-def span(values: tuple[float, float] | None, show: Callable[[float], str]) -> str:
+def span(values: Sequence[float] | None, show: Callable[[float], str]) -> str:
     """A range as "900–1200", or one value where both ends are the same."""
     if values is None:
         return NONE

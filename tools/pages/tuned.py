@@ -1,23 +1,23 @@
 """The tables of a page on a shipped tuning table: what `matmul` runs for each workload."""
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from statistics import geometric_mean
 
 from outblas.autotune.named_configs import short
-from outblas.autotune.store.tables import ShippedConfig, TunedTable, read_table
+from outblas.autotune.store.tables import ShippedConfig, TunedTable
 from outblas.base.shapes import SUITE, Shape, to_text
 from tools.pages import tables
+from tools.pages.results import Results
 
 _Kind = tuple[str, ...]
 _OWN = "default"
 
 
-def part(path: Path) -> str:
+def part(results: Results, _: str) -> str:
     """The best config at each shape of the suite, in each dtype and layout; the fields of those
-    configs; and what came of the other shapes. Raises ValueError for a file that is no table.
+    configs; and what came of the other shapes.
     """
-    table = read_table(path)
+    table = results.tables[0]
     best = sorted(_best(table.entries), key=lambda entry: _order(entry.workload.shape))
     suite = [entry for entry in best if _is_of_suite(entry)]
     others = [entry for entry in best if not _is_of_suite(entry)]
