@@ -17,6 +17,7 @@ kernel that the pack lacks.
 """
 
 import functools
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,14 @@ from outblas.autotune.search.target import HOPPER_GROUPED
 from outblas.autotune.store import tables
 from outblas.autotune.store.records import Gpu, Workload
 from outblas.autotune.store.store import Store
-from outblas.autotune.tuned_entries import MODEL, TunedEntry, entry_of, from_shipped, tables_for
+from outblas.autotune.tuned_entries import (
+    MODEL,
+    TunedEntry,
+    entry_of,
+    from_shipped,
+    own_and_nearest,
+    read_tables,
+)
 from outblas.base import pack
 from outblas.base.ownership import shown
 from outblas.base.pack import Pack
@@ -49,8 +57,8 @@ def gathered(gpu: Gpu, store: Path | None = None, folder: Path = tables.TABLES) 
 
     Raises ValueError for a store without results of this model, StoreError and OSError.
     """
-    shipped, nearest = tables_for(gpu, folder)
-    texts = {f"{SHIPPED_FOLDER}{path.name}": path.read_bytes() for path, _ in (*shipped, *nearest)}
+    chosen = itertools.chain(*own_and_nearest(gpu, read_tables(folder)))
+    texts = {f"{SHIPPED_FOLDER}{path.name}": path.read_bytes() for path, _ in chosen}
     if store is not None:
         with Store(store, read_only=True) as opened:
             winners = opened.winners(gpu_name=gpu.name)

@@ -83,17 +83,9 @@ def from_store(gpu: Gpu, path: Path | None) -> Iterator[TunedEntry]:
             yield entry_of(HERE if best.gpu == gpu else MODEL, gpu, best)
 
 
-def tables_for(gpu: Gpu, folder: Path) -> tuple[list[Named], list[Named]]:
-    """Returns the tables of a folder that a lookup on a GPU reads: those of its model, and that of
-    the nearest other one.
-    """
-    return _own_and_nearest(gpu, read_tables(folder))
-
-
 def from_shipped(gpu: Gpu, tables: Iterable[Named]) -> Iterator[TunedEntry]:
     """Yields the winners that tables have for a GPU."""
-    ours, nearest = _own_and_nearest(gpu, tables)
-    for origin, chosen in ((SHIPPED, ours), (COUSIN, nearest)):
+    for origin, chosen in zip((SHIPPED, COUSIN), own_and_nearest(gpu, tables), strict=True):
         for _, table in chosen:
             for entry in table.entries:
                 yield entry_of(origin, table.gpu, entry)
@@ -108,7 +100,10 @@ def read_tables(folder: Path) -> Iterator[Named]:
             warnings.warn(f"outblas ignores the tuning table {path.name}: {error}", stacklevel=2)
 
 
-def _own_and_nearest(gpu: Gpu, tables: Iterable[Named]) -> tuple[list[Named], list[Named]]:
+def own_and_nearest(gpu: Gpu, tables: Iterable[Named]) -> tuple[list[Named], list[Named]]:
+    """Returns the tables that a lookup on a GPU reads: those of its model, and that of the nearest
+    other one.
+    """
     ours, cousins = [], []
     for path, table in tables:
         if table.gpu.model == gpu.model:

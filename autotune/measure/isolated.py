@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import filelock
 
@@ -33,6 +33,25 @@ _NOT_OPEN = f"{worker.NotOpen.__module__}.{worker.NotOpen.__qualname__}"
 
 class Cancelled(Exception):
     """The sweep was interrupted, so the answer is no longer needed."""
+
+
+class Bench(Protocol):
+    """A GPU's measuring worker: `MeasureWorker`, here or on a node of a cluster. Its methods raise
+    WorkerDied.
+    """
+
+    @property
+    def restarts(self) -> int: ...
+    @property
+    def unlocked(self) -> str: ...
+    def describe(self) -> Gpu: ...
+    def open(self, workload: Workload) -> float: ...
+    def screen(self, workload: Workload, entry: Entry, best_us: float | None) -> Screened: ...
+    def enter(self, workload: Workload, entry: Entry) -> Screened: ...
+    def race(
+        self, entries: Sequence[Entry], rounds: int
+    ) -> tuple[list[float], list[list[float]]]: ...
+    def forget(self, entries: Sequence[Entry]) -> None: ...
 
 
 class MeasureWorker:

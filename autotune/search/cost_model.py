@@ -2,7 +2,7 @@
 the SMs, and pipeline depth. The products of groups are one call with tiles of each group.
 
 It ranks configs before anything is compiled. Its constants are fitted to an H100. Only the order of
-the predictions matters; `rank.spearman` measures how good it is.
+the predictions matters; `report.model.spearman` measures how good it is.
 """
 
 import math

@@ -138,12 +138,7 @@ def _requested(strategy: Strategy, search: Search) -> Iterator[list[Candidate]]:
     """Yields what a strategy proposes, checked; its exceptions become a StrategyError."""
     allowed = frozenset(search.candidates)
     try:
-        batches: Any = strategy.propose(search)
-        if not isinstance(batches, Iterable):
-            raise _error(
-                strategy, search, f"returned {_shown(batches)}, expected batches of candidates"
-            )
-        for batch in batches:
+        for batch in strategy.propose(search):
             if isinstance(batch, str | Candidate) or not isinstance(batch, Iterable):
                 raise _error(
                     strategy, search, f"proposed {_shown(batch)}, expected a list of candidates"

@@ -4,7 +4,7 @@ A strategy is a class with one method to override, `propose`. Three come with th
 `ModelRanked` (the default) and `Random`. The idea of a search as a class of one method is Helion's.
 """
 
-import importlib
+import pkgutil
 import random
 import re
 import time
@@ -269,16 +269,13 @@ def _named(name: str) -> Strategy:
             f"strategy is {name!r}, expected one of {', '.join(NAMES)}, random:SEED or module:Class"
         )
 
-    module_name, _, class_name = name.partition(":")
     try:
-        module = importlib.import_module(module_name)
+        kind = pkgutil.resolve_name(name)
     except ImportError as error:
         raise ImportError(f"strategy is {name!r}, which cannot be imported: {error}") from error
-    if not hasattr(module, class_name):
-        raise ValueError(
-            f"strategy is {name!r}, expected a class of {module_name}, which has no {class_name}"
-        )
-    return _instance(getattr(module, class_name), repr(name))
+    except AttributeError as error:
+        raise ValueError(f"strategy is {name!r}, expected a class: {error}") from error
+    return _instance(kind, repr(name))
 
 
 def _instance(kind: Any, shown: str) -> Strategy:

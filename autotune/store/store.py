@@ -1,4 +1,15 @@
-"""Trials and winners in SQLite, which sweeps in several processes of a machine share."""
+"""Trials and winners in SQLite, which sweeps in several processes of a machine share: a driver
+claims a config before it measures it.
+
+The claim ends with the trial, or without one when the driver gives it back; then the config counts
+as not started.
+
+A claim is a row with its owner, a process by its number and its start. On one machine it is free as
+soon as that process has ended, however it ended; that says nothing about the config. The claim of
+an owner that cannot be looked at, in another container or on another machine, is free after
+`UNSEEN_SECONDS`, which is longer than any trial takes. A clock that is set costs at most a second
+measurement, of which the first stays.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +17,25 @@ import contextlib
 import dataclasses
 import datetime
 import json
+import os
+import secrets
+import socket
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from outblas.autotune.store import claims, fields
-from outblas.autotune.store.claims import Claim, Owner
+from outblas.autotune.store import fields
 from outblas.autotune.store.database import Database, StoreError
-from outblas.autotune.store.records import CIRCUMSTANTIAL, BestConfig, Gpu, Trial, Workload, now
+from outblas.autotune.store.records import (
+    CIRCUMSTANTIAL,
+    BestConfig,
+    Identity,
+    Trial,
+    Workload,
+    now,
+)
 
 __all__ = ["Store", "StoreError"]
 
@@ -31,6 +52,69 @@ SCHEMA = [
     f"UNIQUE ({', '.join(key)}))"
     for table, key in KEYS.items()
 ]
+
+
+UNSEEN_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The answer to a driver that wants to measure a config: exactly one of the first three fields
+    is set.
+
+    Attributes:
+        trial: The trial that there is already.
+        held: Whether another live driver, or another thread of this one, is measuring it.
+        granted: Whether the driver has the claim, until `add` or `release`.
+        taken_over: Whether it was taken from an owner that died with it.
+    """
+
+    trial: Trial | None = None
+    held: bool = False
+    granted: bool = False
+    taken_over: bool = False
+
+
+class Owner(NamedTuple):
+    """A store object in a process on a machine; "" stands for what the system does not tell."""
+
+    host: str
+    boot: str
+    namespace: str
+    pid: int
+    started: str
+    nonce: str
+
+    def __str__(self) -> str:
+        """The text that the store contains."""
+        return "\t".join(map(str, self))
+
+    @classmethod
+    def parse(cls, text: str) -> Owner:
+        """Parses the text of an owner."""
+        host, boot, namespace, pid, started, nonce = text.split("\t")
+        return cls(host, boot, namespace, int(pid), started, nonce)
+
+    @classmethod
+    def here(cls) -> Owner:
+        """Returns a new owner in this process."""
+        pid = os.getpid()
+        try:
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            namespace = os.readlink("/proc/self/ns/pid")
+        except OSError:
+            boot = namespace = ""
+        host = socket.gethostname().replace("\t", " ")
+        return cls(host, boot, namespace, pid, _start(pid), secrets.token_hex(4))
+
+    def is_alive(self, me: Owner) -> bool | None:
+        """Returns whether this owner's process lives; None where `me` cannot tell."""
+        if self.boot and me.boot and self.host == me.host and self.boot != me.boot:
+            return False  # the machine was started again
+        here = me.host, me.boot, me.namespace
+        if not all(here) or self[:3] != here:
+            return None
+        return _start(self.pid) == self.started
 
 
 class Store(Database):
@@ -261,25 +345,18 @@ class Store(Database):
 
     def claim(
         self,
-        gpu: Gpu,
-        workload: Workload,
-        kernel: str,
-        source: str,
-        config: str,
+        identity: Identity,
         *,
         again: bool = False,
         besides: Trial | None = None,
     ) -> Claim:
-        """Claim a config, so that no other process measures it; see `store.claims`.
+        """Claim a config, so that no other process measures it; see the module.
 
         A claim ends with `add`, `release` or `close`, and with the process.
 
         Args:
-            gpu: The GPU and its software.
-            workload: The product.
-            kernel: The name of the kernel.
-            source: The fingerprint of the kernel's source.
-            config: The config as text.
+            identity: The GPU, the workload, the kernel, its source and the config, as in
+                `Trial.identity`.
             again: Whether to claim it although there is a trial.
             besides: A trial that does not count as one.
 
@@ -289,7 +366,7 @@ class Store(Database):
         Raises:
             StoreError: The store is closed, read-only or cannot be written.
         """
-        key = {**_columns(kernel, workload, gpu.key), "source": source, "config": config}
+        key = _identified(identity)
 
         def claim(connection: sqlite3.Connection) -> Claim:
             stored = [] if again else _select(connection, "trials", key)
@@ -297,25 +374,20 @@ class Store(Database):
                 return Claim(trial=trial)
             others = _select(connection, "claims", key)
             for row in others:
-                if not claims.is_free(Owner.parse(row["owner"]), self._owner, row["date"]):
+                if not is_free(Owner.parse(row["owner"]), self._owner, row["date"]):
                     return Claim(held=True)
             _insert(connection, "claims", {**key, "owner": str(self._owner), "date": now()})
             return Claim(granted=True, taken_over=bool(others))
 
         return self.write(claim)
 
-    def release(self, gpu: Gpu, workload: Workload, kernel: str, source: str, config: str) -> None:
+    def release(self, identity: Identity) -> None:
         """Give the claim of a config back without a result.
 
         Args:
-            gpu: The GPU, as in `claim`.
-            workload: The product.
-            kernel: The name of the kernel.
-            source: The fingerprint of the kernel's source.
-            config: The config as text.
+            identity: The config, as in `claim`.
         """
-        key = {**_columns(kernel, workload, gpu.key), "source": source, "config": config}
-        self._delete("claims", {**key, "owner": str(self._owner)})
+        self._delete("claims", {**_identified(identity), "owner": str(self._owner)})
 
     def _delete(self, table: str, values: Row) -> None:
         query = f"DELETE FROM {table} WHERE {_equal(values)}"
@@ -328,16 +400,17 @@ def _columns(kernel: str | None, workload: Workload | None, gpu: str | None = No
     return {name: value for name, value in place.items() if value is not None}
 
 
+def _identified(identity: Identity) -> Row:
+    """Returns the columns of a trial's identity."""
+    gpu, workload, kernel, source, config = identity
+    return {**_columns(kernel, workload, gpu.key), "source": source, "config": config}
+
+
 def _row(record: Trial | BestConfig) -> Row:
     """Returns the columns of a record. Raises ValueError."""
     dated = dataclasses.replace(record, when=record.when or now())
-    return {
-        **_columns(record.kernel, record.workload, record.gpu.key),
-        "source": record.source,
-        **({"config": record.config} if isinstance(record, Trial) else {}),
-        "date": dated.when,
-        "record": json.dumps(fields.to_fields(dated)),
-    }
+    key = _key("trials" if isinstance(record, Trial) else "winners", _identified(record.identity))
+    return {**key, "date": dated.when, "record": json.dumps(fields.to_fields(dated))}
 
 
 def _record(kind: type[T], row: sqlite3.Row) -> T:
@@ -404,3 +477,21 @@ def _to_prune(
     if not parts:
         raise ValueError("prune needs at least one of older_than_days, kernel and sources")
     return " AND ".join(f"({part})" for part in parts), values
+
+
+def is_free(owner: Owner, me: Owner, when: str) -> bool:
+    """Returns whether the claim that an owner made at this date is free again."""
+    alive = owner.is_alive(me)
+    if alive is not None:
+        return not alive
+    age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(when)
+    return not 0 <= age.total_seconds() < UNSEEN_SECONDS
+
+
+def _start(pid: int) -> str:
+    """Returns when a process began, "" for one that has ended or is not seen."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]

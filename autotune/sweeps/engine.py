@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from outblas.autotune.measure.bench import Bench
-from outblas.autotune.measure.compile_pool import Compilers
-from outblas.autotune.measure.isolated import MeasureWorker
-from outblas.autotune.measure.prefetch import Pool
+from outblas.autotune.measure.compile_pool import Compilers, Pool
+from outblas.autotune.measure.isolated import Bench, MeasureWorker
 from outblas.autotune.measure.processes import WorkerDied
 from outblas.autotune.measure.progress import Progress, Report
 from outblas.autotune.store.store import Store
@@ -72,35 +70,25 @@ def run_local(
     seconds = options.trial_seconds
     places = [LocalPlace(g, MeasureWorker(g, trial_seconds=seconds), compilers) for g in gpus]
     try:
-        return run(jobs, places, store, report, options)
+        return Engine(jobs, places, store, report, options).run()
     finally:
         if compilers is not None:
             compilers.close()
 
 
-def run(
-    jobs: Sequence[Job],
-    places: Sequence[Place],
-    store: Store,
-    report: Report,
-    options: SweepOptions,
-) -> Sweep:
-    """Tunes workloads at these places. An exception of a job ends the sweep, and is raised here."""
-    return _Engine(jobs, places, store, report, options).run()
+@dataclass
+class Engine:
+    """Tunes workloads at places."""
 
+    jobs: Sequence[Job]
+    places: Sequence[Place]
+    store: Store
+    report: Report
+    options: SweepOptions
 
-class _Engine:
-    def __init__(
-        self,
-        jobs: Sequence[Job],
-        places: Sequence[Place],
-        store: Store,
-        report: Report,
-        options: SweepOptions,
-    ) -> None:
-        self.jobs, self.places, self.store, self.options = jobs, places, store, options
-        self.report = one_at_a_time(report)
-        self.budget = Budget(options.budget, len(jobs), len(places))
+    def __post_init__(self) -> None:
+        self.report = one_at_a_time(self.report)
+        self.budget = Budget(self.options.budget, len(self.jobs), len(self.places))
         self.waiting = queue.SimpleQueue[Job]()
         self.result = Sweep()
         self.lock = threading.Lock()  # protects `result`
@@ -108,6 +96,7 @@ class _Engine:
         self.errors: list[BaseException] = []
 
     def run(self) -> Sweep:
+        """Runs all jobs. An exception of a job ends the sweep, and is raised here."""
         for job in self.jobs:
             self.waiting.put(job)
             self.report(Progress(job.workload))

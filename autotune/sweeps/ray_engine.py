@@ -20,7 +20,7 @@ from outblas.autotune.measure.worker import Entry, Screened
 from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import Gpu, Workload
 from outblas.autotune.store.store import Store
-from outblas.autotune.sweeps import engine
+from outblas.autotune.sweeps.engine import Engine
 from outblas.autotune.sweeps.options import SweepOptions
 from outblas.autotune.sweeps.outcome import Job, Sweep
 
@@ -56,7 +56,7 @@ def run(jobs: Sequence[Job], store: Store, report: Report, options: SweepOptions
         if places < 1:
             raise ValueError("the Ray cluster has neither GPUs nor CPUs")
         remote = [RemotePlace(ray, needs, options) for _ in range(places)]
-        return engine.run(jobs, remote, store, report, options)
+        return Engine(jobs, remote, store, report, options).run()
 
 
 @contextlib.contextmanager

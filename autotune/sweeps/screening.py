@@ -23,22 +23,65 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import cast
 
-from outblas.autotune.measure.bench import Bench
-from outblas.autotune.measure.compile_pool import Compiled
-from outblas.autotune.measure.isolated import Cancelled
-from outblas.autotune.measure.prefetch import Ahead, Built, Pool
+from outblas.autotune.measure.compile_pool import Ahead, Built, Compiled, Pool
+from outblas.autotune.measure.isolated import Bench, Cancelled
 from outblas.autotune.measure.processes import WorkerDied
 from outblas.autotune.measure.progress import Progress
 from outblas.autotune.measure.worker import Screened
 from outblas.autotune.search.candidates import Candidate
 from outblas.autotune.search.strategy import Search
-from outblas.autotune.store.records import BestConfig, Gpu, Identity, Status, Trial, now
-from outblas.autotune.sweeps.job_view import JobView
+from outblas.autotune.store.records import (
+    BestConfig,
+    Gpu,
+    Identity,
+    Status,
+    Trial,
+    Workload,
+    now,
+)
+from outblas.autotune.store.store import Claim, Store
 from outblas.autotune.sweeps.outcome import Outcome, Unmeasured
 
 MOST_KILLS = 3  # of the workers of one config in one sweep
 POLL_SECONDS = 0.2  # between two looks at what other drivers are measuring
 SAY_SECONDS = 1.0
+# The statuses of trials that `retry_failed` does not measure again.
+SETTLED: tuple[Status, ...] = ("ok", "wrong", "refused")
+
+
+class JobView:
+    """The trials of a store as one job sees them.
+
+    Without `resume` the job sees only its own trials. With `retry_failed` it sees all trials except
+    those that had failed before it started. Its results replace hidden ones. Only one thread may
+    use a view.
+    """
+
+    def __init__(self, store: Store, workload: Workload, *, resume: bool, retry_failed: bool):
+        self.store, self._workload, self._resume = store, workload, resume
+        self._own: dict[Identity, Trial] = {}
+        failed = store.trials(workload=workload) if resume and retry_failed else []
+        self._hidden = {trial.identity: trial for trial in failed if trial.status not in SETTLED}
+
+    def trials(self, gpu: Gpu) -> list[Trial]:
+        """Returns the trials of the job's workload on a GPU."""
+        stored = self.store.trials(workload=self._workload, gpu=gpu.key) if self._resume else []
+        return [trial for trial in stored if self._hidden.get(trial.identity) != trial]
+
+    def claim(self, identity: Identity) -> Claim:
+        """Does what `Store.claim` does, for the trials that this job sees."""
+        if identity in self._own:
+            return Claim(trial=self._own[identity])
+        hidden = self._hidden.get(identity)
+        return self.store.claim(identity, again=not self._resume, besides=hidden)
+
+    def add(self, trial: Trial) -> bool:
+        """Stores a trial and ends its claim; returns whether it is new to the store."""
+        replace = not self._resume or trial.identity in self._hidden
+        added = self.store.add(trial, replace=replace)
+        self._own[trial.identity] = trial
+        self._hidden.pop(trial.identity, None)
+        return added
 
 
 @dataclass(eq=False)
@@ -55,28 +98,24 @@ class Attempt:
     recompiled: bool = False
 
 
+@dataclass
 class Screen:
     """Measures the configs of one workload on one GPU, and keeps what came of them in the outcome,
     the search and the progress.
     """
 
-    def __init__(
-        self,
-        view: JobView,
-        bench: Bench,
-        compilers: Pool | None,
-        outcome: Outcome,
-        search: Search,
-        progress: Progress,
-        say: Callable[[], None],
-        stopped: Callable[[], bool],
-    ) -> None:
-        self.view, self.bench, self.compilers = view, bench, compilers
-        self.outcome, self.search, self.progress = outcome, search, progress
-        self.say, self.stopped = say, stopped
-        self.gpu: Gpu = outcome.gpu
-        self.workload = outcome.job.workload
-        self.best: Trial | None = None
+    view: JobView
+    bench: Bench
+    compilers: Pool | None
+    outcome: Outcome
+    search: Search
+    progress: Progress
+    say: Callable[[], None]
+    stopped: Callable[[], bool]
+    best: Trial | None = None
+
+    def __post_init__(self) -> None:
+        self.gpu, self.workload = self.outcome.gpu, self.outcome.job.workload
 
     def run(self, candidates: Sequence[Candidate], until: float | None) -> None:
         """Measures configs as their compiles finish: first the kernels' defaults, which every other
@@ -158,9 +197,9 @@ class Screen:
                 if isinstance(result, Trial):
                     new = self.view.add(result)
                 else:
-                    self.view.store.release(*identity)
+                    self.view.store.release(identity)
             except BaseException:
-                self.view.store.release(*identity)
+                self.view.store.release(identity)
                 raise
         if isinstance(result, Trial):
             self.outcome.new += new

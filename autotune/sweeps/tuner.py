@@ -7,13 +7,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from outblas.autotune.measure.bench import Bench
-from outblas.autotune.measure.compile_pool import UNBUILT
-from outblas.autotune.measure.finals import Finals
-from outblas.autotune.measure.prefetch import Pool
+from outblas.autotune.measure.compile_pool import UNBUILT, Pool
+from outblas.autotune.measure.finals import Finals, SuccessiveElimination
+from outblas.autotune.measure.isolated import Bench
 from outblas.autotune.measure.processes import WorkerDied
 from outblas.autotune.measure.progress import Progress, Report, silent
-from outblas.autotune.measure.race import SuccessiveElimination
 from outblas.autotune.search.candidates import Candidate
 from outblas.autotune.search.plan import Plan, batches
 from outblas.autotune.search.prune import prune
@@ -29,9 +27,8 @@ from outblas.autotune.store.records import (
     now,
 )
 from outblas.autotune.store.store import Store
-from outblas.autotune.sweeps.job_view import JobView
 from outblas.autotune.sweeps.outcome import Job, Outcome
-from outblas.autotune.sweeps.screening import Screen
+from outblas.autotune.sweeps.screening import JobView, Screen
 from outblas.base.grouped_shapes import DISTRIBUTIONS, Grouping
 
 SCREEN_SHARE = 0.75  # of the budget; the rest is for the finals

@@ -50,24 +50,24 @@ def config(know: Know, *here: BestConfig, of: GroupedProblem = PROBLEM, **more: 
     return TEXTS.index(text) if text else None
 
 
-def test_the_nearest_number_of_rows_is_taken(know: Know) -> None:
-    near, far = (dataclasses.replace(ROWS, M=M) for M in (8192, 1500))
-
-    assert config(know, won(1, far), won(2, near)) == 2
+NEAR, FAR = (dataclasses.replace(ROWS, M=M) for M in (8192, 1500))
+SKEWED = dataclasses.replace(ROWS, grouping="128:zipf")
 
 
-def test_balanced_groups_come_before_skewed_ones(know: Know) -> None:
-    skewed = dataclasses.replace(ROWS, grouping="128:zipf")
-
-    assert config(know, won(1, skewed), won(2)) == 2
-    assert config(know, won(1, skewed)) == 1
-
-
-def test_another_model_of_gpu_comes_last(know: Know) -> None:
-    far = dataclasses.replace(ROWS, M=8192)
-
-    assert config(know, won(1, far), shipped=(won(2, gpu=H200),)) == 1
-    assert config(know, shipped=(won(2, gpu=H200),)) == 2
+@pytest.mark.parametrize(
+    ("here", "shipped", "taken"),
+    [
+        pytest.param((won(1, FAR), won(2, NEAR)), (), 2, id="the nearest number of rows"),
+        pytest.param((won(1, SKEWED), won(2)), (), 2, id="balanced groups"),
+        pytest.param((won(1, SKEWED),), (), 1, id="skewed groups where there is nothing else"),
+        pytest.param((won(1, NEAR),), (won(2, gpu=H200),), 1, id="this model of GPU"),
+        pytest.param((), (won(2, gpu=H200),), 2, id="another model where there is nothing else"),
+    ],
+)
+def test_the_winner_that_is_taken(
+    know: Know, here: tuple[BestConfig, ...], shipped: tuple[BestConfig, ...], taken: int
+) -> None:
+    assert config(know, *here, shipped=shipped) == taken
 
 
 def test_results_that_wait_for_dram_take_nothing_from_another_model(know: Know) -> None:

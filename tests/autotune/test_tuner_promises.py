@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 from support import lean_worker
-from support.faulty_kernel import Config, notes
+from support.faulty_kernel import notes
 from support.sweeps import H100, OPTIONS, SUBJECT, WORKLOAD, descendants, gone, soon
 
 from outblas.autotune.measure import isolated
@@ -38,7 +38,6 @@ from outblas.autotune.sweeps import engine
 from outblas.autotune.sweeps.outcome import Job, Outcome
 from outblas.autotune.sweeps.sweep import sweep
 from outblas.autotune.sweeps.tuner import tune
-from outblas.base.configs import from_text
 
 pytestmark = [
     pytest.mark.long,
@@ -218,20 +217,6 @@ def test_no_config_fails_because_workers_are_killed(
     print(f"{kills} kills of workers")
     assert kills >= KILLS / 4
     assert drive(path.with_name("last.sqlite")).finished
-
-
-@pytest.mark.usefixtures("running")
-def test_faulty_configs_cost_a_trial_each(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAULTY_CONFIGS", "4")
-    monkeypatch.setenv("FAULTY_FAULTS", "hang segfault wrong")
-
-    outcome = drive(path, trial_seconds=2.0)
-
-    statuses = {from_text(Config, config).fault: t.status for config, t in trials(path).items()}
-    assert statuses == {"": "ok", "hang": "hang", "segfault": "crash", "wrong": "wrong"}
-    assert Counter(trial.status for trial in outcome.trials)["ok"] == 4
-    assert outcome.winner is not None
-    assert from_text(Config, outcome.winner.config).fault == ""
 
 
 @pytest.mark.usefixtures("running")

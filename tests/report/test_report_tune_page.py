@@ -1,14 +1,17 @@
-"""The page and the chart of a report on a sweep."""
+"""The page and the chart of a report on a sweep; those of docs/tuning are what its sweep makes."""
 
 import re
+from pathlib import Path
 
 import pytest
+from support.paths import ROOT
 from support.reports import Page
 from support.tuning_reports import FIRST, SWEPT, build, config_text, predicting, timed, winner
 
+from outblas.autotune.store import transfer
 from outblas.autotune.store.records import Trial
 from outblas.bench import plotting
-from outblas.report import chart
+from outblas.report import chart, model, tables
 from outblas.report.page import html
 
 SWEEPS = {
@@ -43,44 +46,26 @@ def test_a_page_has_a_chart_and_tables_and_loads_nothing_from_elsewhere(
     assert set(re.findall(r'https?://[^\s>"]+', text)) <= XML_NAMESPACES
 
 
-def test_where_nothing_is_right_the_page_has_no_chart() -> None:
+def test_where_nothing_is_right_there_is_no_chart() -> None:
     report = build([trial for trial in SWEPT if not trial.ok])
-
     page = Page(html(report))
 
+    assert [table.heading for table in tables.tables(report)] == ["Failures"]
     assert "svg" not in page.seen
     assert "4 configs were tried: 0 right, 4 failed." in page.text
-
-
-def test_where_nothing_is_right_there_is_nothing_to_draw() -> None:
-    report = build([trial for trial in SWEPT if not trial.ok])
-
     with pytest.raises(ValueError, match="there is nothing to draw of hopper"):
         chart.draw(report)
 
 
-@pytest.fixture(scope="module")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The chart of the imagined sweep, as SVG."""
-    path = tmp_path_factory.mktemp("chart") / "chart.svg"
-    plotting.save(chart.draw(build(SWEPT, winner())), path)
-    return path.read_text(encoding="utf-8")
+def test_the_chart_says_what_it_shows(tmp_path: Path) -> None:
+    """The title, the best ratio of a tile, one that failed, and the model's correlation."""
+    plotting.save(chart.draw(build(SWEPT, winner())), tmp_path / "chart.svg")
 
+    drawn = (tmp_path / "chart.svg").read_text(encoding="utf-8")
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param("hopper.hilbert at 4096 bfloat16 nt: 1.047 × cuBLAS", id="the title"),
-        pytest.param("1.050", id="the best ratio of a tile"),
-        pytest.param("failed", id="a tile that failed"),
-        pytest.param("0 of 3", id="how many configs of a tile were right"),
-        pytest.param("ρ 0.9", id="the model's correlation"),
-        pytest.param("predicted µs", id="the axis of predictions"),
-        pytest.param("measured µs, screening", id="the axis of measurements"),
-    ],
-)
-def test_the_chart_says_what_it_shows(drawn: str, text: str) -> None:
-    assert text in drawn
+    title = "hopper.hilbert at 4096 bfloat16 nt: 1.047 × cuBLAS"
+    for text in (title, "1.050", "failed", "0 of 3", "ρ 0.9", "predicted µs", "measured µs"):
+        assert text in drawn, text
 
 
 def test_predictions_over_a_wide_range_are_drawn_on_logarithmic_axes() -> None:
@@ -89,3 +74,47 @@ def test_predictions_over_a_wide_range_are_drawn_on_logarithmic_axes() -> None:
     *_, panel = chart.draw(build(trials)).axes
 
     assert (panel.get_xscale(), panel.get_yscale()) == ("log", "log")
+
+
+# The sample of docs/tuning.
+
+FOLDER = ROOT / "docs" / "tuning"
+AGAIN = "is out of date: docs/tuning/reading-a-report.md has the command that makes it"
+
+
+@pytest.fixture(scope="module")
+def sample() -> model.TuneReport:
+    """The report on the sweep that docs/tuning stores."""
+    trials, winners = transfer.read(FOLDER / "sample-sweep.jsonl")
+    return model.build(trials, winners, limits=lambda _: "")
+
+
+def without_drawing(page: str) -> str:
+    """A page without the paths of its chart, which differ between versions of matplotlib."""
+    return re.sub(r"<svg.*?</svg>", "<svg/>", page, flags=re.DOTALL)
+
+
+def words(svg: str) -> list[str]:
+    """What is written in a chart, its text alternative among it."""
+    return [
+        text.strip() for text in re.findall(r"<(?:text|desc|title)[^>]*>([^<]*)<", svg, re.DOTALL)
+    ]
+
+
+def test_the_sample_page_is_what_its_sweep_makes(sample: model.TuneReport) -> None:
+    written = (FOLDER / "sample-report.html").read_text(encoding="utf-8")
+
+    assert without_drawing(written) == without_drawing(html(sample)), AGAIN
+    assert "× cuBLAS" not in Page(written).text, "it is a sweep of a CPU"
+
+
+def test_the_charts_of_the_sample_say_what_its_sweep_makes(
+    sample: model.TuneReport, tmp_path: Path
+) -> None:
+    plotting.save(chart.draw(sample), tmp_path / "made.svg")
+    made = (tmp_path / "made.svg").read_text(encoding="utf-8")
+
+    for name in ("sample-chart.svg", "sample-report.html"):
+        assert words(made) == words(
+            "".join(re.findall(r"<svg.*?</svg>", (FOLDER / name).read_text(), re.DOTALL))
+        ), f"{name} {AGAIN}"

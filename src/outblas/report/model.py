@@ -1,12 +1,13 @@
 """What a sweep found: the trials of one kernel at one workload on one model of GPU."""
 
+import statistics
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from outblas.autotune.search.rank import spearman
 from outblas.autotune.store.records import BestConfig, Finalist, Gpu, Trial, Workload, base_name
 from outblas.base.configs import items
 
@@ -295,3 +296,18 @@ def split(configs: Sequence[str]) -> tuple[str, list[str]]:
 
 def _join(items: Iterable[tuple[str, str]]) -> str:
     return ", ".join(f"{name}={value}" for name, value in items)
+
+
+def spearman(predicted: Sequence[float], measured: Sequence[float]) -> float:
+    """Returns the correlation of ranks, from -1 to 1; equal values share their mean rank.
+
+    Raises ValueError for different lengths, for fewer than two values, and where all values of one
+    side are equal, because those have no order.
+    """
+    return statistics.correlation(_ranks(predicted), _ranks(measured))
+
+
+def _ranks(values: Sequence[float]) -> list[int]:
+    """Returns twice the place of each value in ascending order, less a constant."""
+    ordered = sorted(values)
+    return [bisect_left(ordered, value) + bisect_right(ordered, value) for value in values]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outblas.autotune.measure.race import (
+from outblas.autotune.measure.finals import (
     BATCH,
     MOST_ROUNDS,
     RESOLUTION,
@@ -89,15 +89,6 @@ def test_a_rival_that_cannot_go_on() -> None:
     assert race.over
     with pytest.raises(ValueError, match="zip"):
         race.add([100.0], [[50.0], [51.0]])
-
-
-def test_alone() -> None:
-    race = run({"only": 50.0})
-    assert race.rounds == ROUNDS
-    assert race.separated
-    assert race.confidence("only", race.times) == 1.0
-    assert race.ahead("only", race.times)
-    assert race.order() == ["only"]
 
 
 def test_those_that_dropped_out_are_ordered_by_the_rounds_that_they_ran() -> None:

@@ -48,16 +48,6 @@ def test_a_rule_has_no_figures_and_its_example_has(whole: Plan) -> None:
         assert re.search(r"\d", pruned.example)
 
 
-def test_a_kernel_that_cannot_take_the_operands_is_not_compiled() -> None:
-    """TMA needs rows of 16 bytes: no config of a Hopper kernel takes K = 65, and none may
-    be tried.
-    """
-    plan = planned(HILBERT, PORTABLE, asked=Workload(257, 129, 65))
-
-    assert {candidate.target.name for candidate in plan.ranked} == {"portable"}
-    assert any("TMA needs" in pruned.example for pruned in plan.pruned)
-
-
 @pytest.mark.parametrize(
     ("name", "machine", "message"),
     [

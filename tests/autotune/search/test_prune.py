@@ -54,19 +54,24 @@ def widths(found) -> list[int]:
     return sorted(each.config.tile_n for each in found.candidates)
 
 
-def test_what_wastes_the_gpu_and_is_not_predicted_to_be_fast_goes() -> None:
-    found = pruned(slow=(1024,))
+@pytest.mark.parametrize(
+    ("own", "slow", "left"),
+    [
+        pytest.param(128, (1024,), [128, 256], id="what is slow goes"),
+        pytest.param(128, (128, 256), [128, 256, 1024], id="what is predicted to be the fastest"),
+        pytest.param(1024, (1024,), [128, 256, 1024], id="the kernel's own config"),
+    ],
+)
+def test_what_wastes_the_gpu_stays_where_it_may_be_the_fastest(
+    own: int, slow: tuple[int, ...], left: list[int]
+) -> None:
+    found = pruned(own, slow)
 
-    assert widths(found) == [128, 256]
-    assert "of the work that the SMs do is needed" in found.pruned[0].rule
-
-
-def test_what_wastes_the_gpu_and_is_predicted_to_be_the_fastest_stays() -> None:
-    assert widths(pruned(slow=(128, 256))) == [128, 256, 1024]
-
-
-def test_a_kernels_own_config_stays_whatever_it_wastes() -> None:
-    assert widths(pruned(own=1024, slow=(1024,))) == [128, 256, 1024]
+    assert widths(found) == left
+    reasons = [each.rule for each in found.pruned]
+    assert ["of the work that the SMs do is needed" in reason for reason in reasons] == [True] * (
+        3 - len(left)
+    )
 
 
 def test_what_cannot_run_goes_with_its_reason() -> None:

@@ -26,7 +26,7 @@ from outblas.autotune.search import prune
 from outblas.autotune.search.target import of
 from outblas.autotune.store.records import Workload
 from outblas.base import registry
-from outblas.base.configs import from_text, to_text
+from outblas.base.configs import from_text
 from outblas.base.machines import Machine
 from outblas.core.problem import Problem
 from outblas.hopper import hilbert
@@ -117,14 +117,6 @@ def test_a_space_explains_what_it_leaves_out(name: str) -> None:
         assert re.search(r"\d", reason), reason
         assert reason.isprintable(), reason
         assert len(reason) < 160, reason
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_config_can_be_written_and_read(name: str) -> None:
-    configs = list(space(name).configs())
-
-    for config in configs[:: len(configs) // 50 + 1]:
-        assert from_text(of(name).load().Config, to_text(config)) == config
 
 
 @pytest.mark.parametrize(
@@ -218,6 +210,3 @@ def test_gemm_configs_of_one_compile_key_are_one_variant(asked: Workload) -> Non
     for config in shared_out(valid(found)):
         variant = example_variant(given, config)
         assert compiled.setdefault(found.compile_key(config), variant) == variant, config
-
-
-# What is kept from one space to the next.

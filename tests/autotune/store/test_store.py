@@ -1,6 +1,5 @@
 """The store of trials: what comes back, which result stays, what is listed and removed."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,13 +15,6 @@ TRIALS = [
     trial(2, gpu=H200, workload=OTHER, kernel="simt.naive", compile_s=0.0, us=3),
 ]
 NEWER = winner(when="2026-03-01T00:00:00+00:00", ratio=1.2)
-
-
-@pytest.fixture
-def store(path: Path) -> Iterator[Store]:
-    """An empty store."""
-    with Store(path) as store:
-        yield store
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from support.stored import H100, H200, INTERPRETED, OTHER, WORKLOAD, winner
 
 from outblas.autotune.search import target
 from outblas.autotune.store import tables, transfer
-from outblas.autotune.store.records import BestConfig, Workload
+from outblas.autotune.store.records import Workload
 from outblas.base import configs
 from tools import ship
 
@@ -97,17 +97,9 @@ def test_each_model_has_a_file(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("winners", "message"),
-    [
-        ([winner(), winner(workload=OTHER, us=0.0)], "us is 0.0, expected a number above 0"),
-    ],
-)
-def test_what_cannot_be_shipped_is_refused_with_nothing_written(
-    tmp_path: Path, winners: list[BestConfig], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        ship.ship(winners, tmp_path / "tables")
+def test_what_cannot_be_shipped_is_refused_with_nothing_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected a number above 0"):
+        ship.ship([winner(), winner(workload=OTHER, us=0.0)], tmp_path / "tables")
     assert not (tmp_path / "tables").exists()
 
 
@@ -126,16 +118,13 @@ Change = Callable[[Any], object]
     ("change", "message"),
     [
         (lambda table: table.update(format="other"), "expected the format 'outblas-table'"),
-        (lambda table: table.pop("gpu"), "the file has no gpu"),
         (lambda table: table.update(version=3), "the file has 'version', expected only format"),
         (lambda table: table.update(entries={}), "entries is {}, expected a list"),
-        (lambda table: table["gpu"].pop("sms"), "gpu has no sms"),
         (lambda table: table["entries"].append(7), r"entries\[1\] is 7, expected an object"),
         (
             lambda table: table["entries"].append(table["entries"][0]),
             r"entries\[1\] is the second entry of hopper.hilbert at 4096 bfloat16 nt",
         ),
-        (lambda table: table["entries"][0].pop("config"), r"entries\[0\] has no config"),
         (
             lambda table: table["entries"][0]["workload"].update(layout="xy"),
             r"entries\[0\].workload: layout is 'xy', expected one of nt, nn, tn, tt",

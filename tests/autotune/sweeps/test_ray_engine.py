@@ -15,8 +15,6 @@ from support.paths import TESTS
 from outblas.autotune import Progress, Store, Sweep, TuneTarget, sweep
 from outblas.autotune.measure.progress import Report, silent
 
-pytest_plugins = ("support.sweep_fixtures",)
-
 pytestmark = [
     pytest.mark.long,
     pytest.mark.interpreter,

@@ -94,18 +94,6 @@ def swept(
     return sweep(SUBJECT, 16, store=path, progress=report, **options), ray
 
 
-def test_the_death_of_an_actor_costs_time_alone(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    result, ray = swept(path, monkeypatch, ["", "dies"])
-
-    (outcome,) = result.outcomes
-    assert [trial.status for trial in outcome.trials] == ["ok"] * 3
-    assert result.finished
-    assert outcome.winner is not None
-    assert ray.calls.count("start") == 2
-
-
 def test_a_config_with_which_actors_die_is_left_unmeasured(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,8 @@ budgets, compiles, winners of related workloads, and workers that are killed or 
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event, Timer
 from typing import Any
@@ -13,36 +14,83 @@ from unittest.mock import Mock
 import pytest
 from support import faulty_kernel
 from support.clocks import Clock
-from support.fake_bench import FakeWorker, number
+from support.fake_bench import FakeWorker, number, number_in
 from support.faulty_kernel import Config
-from support.jobs import ONE, FakeCompilers, facts
 from support.sweeps import H100, SUBJECT, WORKLOAD
 
-from outblas.autotune.measure import finals as racing
-from outblas.autotune.measure import prefetch
-from outblas.autotune.measure import race as finals
+from outblas.autotune.measure import compile_pool, finals
+from outblas.autotune.measure.compile_pool import Compiled
 from outblas.autotune.measure.isolated import Cancelled
+from outblas.autotune.measure.progress import Report, silent
 from outblas.autotune.search.target import TuneTarget
-from outblas.autotune.store.claims import Owner
-from outblas.autotune.store.records import Trial, Workload, now
-from outblas.autotune.store.store import Store
+from outblas.autotune.store.records import Gpu, Trial, Workload, now
+from outblas.autotune.store.store import Owner, Store
 from outblas.autotune.sweeps import screening, tuner
 from outblas.autotune.sweeps.outcome import Job, Outcome
 from outblas.base.configs import to_text
 
-pytest_plugins = ("support.sweep_fixtures",)
-
 pytestmark = pytest.mark.usefixtures("faulty_log")
 
 Tune = Callable[..., Outcome]
+ONE = to_text(Config(number=1))
 COLD, FUSED = replace(WORKLOAD, weights="cold"), replace(WORKLOAD, epilogue="bias+gelu")
+
+
+@dataclass
+class FakeCompilers:
+    """Stands for the compilers. Their compiles have taken `seconds`, or never end for None; those
+    of configs 1 and 3 are `killed` so many times.
+    """
+
+    bench: FakeWorker
+    seconds: float | None = None
+    workers: int = 2
+    futures: list[Future[Compiled]] = field(default_factory=list)
+    killed: int = 0
+
+    def submit(
+        self, subject: object, workload: object, config: str, arch: object
+    ) -> Future[Compiled]:
+        self.futures.append(Future())
+        if self.killed and number_in(config) in (1, 3):
+            self.killed -= 1
+            self.futures[-1].set_result(Compiled("killed", "the compiler was killed"))
+        elif self.seconds is not None:
+            self.futures[-1].set_result(Compiled(seconds=self.seconds))
+        return self.futures[-1]
+
+
+@pytest.fixture(name="tune")
+def _tune(store: Store, monkeypatch: pytest.MonkeyPatch) -> Tune:
+    """Tunes the faulty kernel, which has so many sound configs, with a worker that is played."""
+
+    def tune(
+        bench: FakeWorker,
+        configs: int = 3,
+        *,
+        on: Gpu = H100,
+        targets: tuple[TuneTarget, ...] = (SUBJECT,),
+        compilers: Any = None,
+        report: Report = silent,
+        workload: Workload = WORKLOAD,
+        **options: Any,
+    ) -> Outcome:
+        monkeypatch.setenv("FAULTY_CONFIGS", str(configs))
+        return tuner.tune(Job(targets, workload, **options), on, bench, compilers, store, report)  # type: ignore[arg-type]
+
+    return tune
+
+
+def facts(config: str) -> tuple[Any, ...]:
+    """A config of the faulty kernel, as `Store.claim` takes it."""
+    return H100, WORKLOAD, "faulty", SUBJECT.fingerprint, config
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The time of budgets, which passes only where somebody sleeps."""
     clock = Clock()
-    for module in (tuner, screening, prefetch, racing):
+    for module in (tuner, screening, compile_pool, finals):
         monkeypatch.setattr(module, "time", clock)
     return clock
 
@@ -155,7 +203,7 @@ def test_what_another_measures_is_waited_for(tune: Tune, path: Path) -> None:
         when=now(),
     )
     with Store(path) as beside:
-        assert beside.claim(*facts(ONE)).granted
+        assert beside.claim(facts(ONE)).granted
         Timer(0.7, beside.add, [theirs]).start()
         bench = FakeWorker()
         found = tune(bench)
@@ -165,7 +213,7 @@ def test_what_another_measures_is_waited_for(tune: Tune, path: Path) -> None:
 
 
 def test_what_a_driver_died_with_is_measured_at_the_end(tune: Tune, store: Store) -> None:
-    store.claim(*facts(ONE))
+    store.claim(facts(ONE))
     dead = str(Owner.here()._replace(started="1"))
     store.write(lambda connection: connection.execute("UPDATE claims SET owner = ?", [dead]))
     bench = FakeWorker()
@@ -176,7 +224,7 @@ def test_what_a_driver_died_with_is_measured_at_the_end(tune: Tune, store: Store
 
 def test_a_budget_ends_the_waiting(tune: Tune, path: Path, clock: Clock) -> None:
     with Store(path) as beside:
-        beside.claim(*facts(ONE))
+        beside.claim(facts(ONE))
         found = tune(FakeWorker(), seconds=1.0)
     assert (found.finished, len(found.trials)) == (False, 2)
     assert found.winner is not None
@@ -188,7 +236,7 @@ def test_an_interrupt_ends_the_waiting(
     monkeypatch.setenv("FAULTY_CONFIGS", "3")
     stopped = Event()
     with Store(path) as beside:
-        beside.claim(*facts(ONE))
+        beside.claim(facts(ONE))
         Timer(0.5, stopped.set).start()
         worker: Any = FakeWorker()
         job = Job((SUBJECT,), WORKLOAD)
@@ -206,7 +254,7 @@ def test_whatever_ends_a_sweep_gives_its_claim_back(
         with pytest.raises(error):
             tune(bench)
         for i in range(3):
-            assert beside.claim(*facts(to_text(Config(number=i)))).granted
+            assert beside.claim(facts(to_text(Config(number=i)))).granted
 
 
 # Budgets and compiles.
