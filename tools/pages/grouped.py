@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import geometric_mean
 
 from outblas.base.grouped_shapes import DISTRIBUTIONS, FORMS, GroupedWorkload, model_of
-from outblas.bench.record import GROUPED_BASE, MODES
+from outblas.bench.record import GROUPED_BASE
 from tools.pages import campaigns
 from tools.pages.results import Measurement, Results
 from tools.pages.tables import closed, figure, listed, number, percent, plain, spread
@@ -23,13 +23,20 @@ _COLUMNS = (
     "× torch",
     "spread",
 )
-# The last column, by mode: what only calls in that mode have.
-_LAST = {"burst": "apart", "cold": "of copy", "sustained": "W"}
-_NOTES = {
-    "burst": "*apart*: with a foreign kernel between calls, which only short calls have",
-    "cold": "over copies of the weights whose sum is twice L2; *of copy*: the share of the "
-    "bandwidth that a copy of a gigabyte reaches",
-    "sustained": "calls without pause",
+# The last column, by mode: what only calls in that mode have, and what a note says of it.
+_LAST: dict[str, tuple[str, Callable[[Measurement], str], str]] = {
+    "burst": (
+        "apart",
+        lambda m: figure(m.ratio_apart, ".3f"),
+        "*apart*: with a foreign kernel between calls, which only short calls have",
+    ),
+    "cold": (
+        "of copy",
+        lambda m: percent(m.bandwidth_share),
+        "over copies of the weights whose sum is twice L2; *of copy*: the share of the bandwidth "
+        "that a copy of a gigabyte reaches",
+    ),
+    "sustained": ("W", lambda m: figure(m.watts, ".0f"), "calls without pause"),
 }
 _RATIO = _COLUMNS.index("× torch")
 # How operands in fp8 are scaled, by form.
@@ -57,8 +64,6 @@ def tables(results: Results, argument: str) -> str:
     """
     provider, _, mode = argument.partition(" ")
     mode = mode or "burst"
-    if mode not in MODES:
-        raise ValueError(f"a table of grouped GEMMs is in {mode!r}, expected {', '.join(MODES)}")
     grouped = _grouped(results, mode)
     timed = _of(provider, grouped, mode)
     return "\n".join(_table(heading, rows, grouped) for heading, rows in _by_heading(timed).items())
@@ -130,14 +135,14 @@ def _table(heading: str, timed: Sequence[Measurement], grouped: Sequence[Measure
         cells += _summaries("outblas in these rows, ", [m for m in same if m is not None])
     head = f"**{heading}**"
     mode = rows[0].mode
-    columns = (*_COLUMNS, _LAST[mode])
+    last, _, note_on_last = _LAST[mode]
     note = (
         f"{rows[0].label} in {mode}; {_ratio_note(rows[0])} over the time of the call, a median "
         "over rounds; *spread*: from the 10th to the 90th percentile of rounds; "
-        f"{_NOTES[mode]}; *zipf*: the i-th most popular expert has a share of rows in proportion "
+        f"{note_on_last}; *zipf*: the i-th most popular expert has a share of rows in proportion "
         f"to 1/i; checked: {listed(dict.fromkeys(m.check for m in rows))}"
     )
-    return "\n".join([head, "", closed(plain(columns, cells), rows, note)])
+    return "\n".join([head, "", closed(plain((*_COLUMNS, last), cells), rows, note)])
 
 
 def _ratio_note(m: Measurement) -> str:
@@ -154,6 +159,7 @@ def _ratio_note(m: Measurement) -> str:
 def _cells(m: Measurement, torch: Measurement | None) -> list[str]:
     w = _workload(m)
     named = model_of(w)
+    _, last, _ = _LAST[m.mode]
     return [
         f"{w.experts}, {named}" if named else str(w.experts),
         f"{w.N}×{w.K}",
@@ -165,33 +171,19 @@ def _cells(m: Measurement, torch: Measurement | None) -> list[str]:
         figure(m.gbs, ".0f"),
         figure(m.ratio, ".3f"),
         spread(m),
-        _last(m),
+        last(m),
     ]
-
-
-def _last(m: Measurement) -> str:
-    match m.mode:
-        case "burst":
-            return figure(m.ratio_apart, ".3f")
-        case "cold":
-            return percent(m.bandwidth_share)
-    return figure(m.watts, ".0f")
 
 
 def _summaries(whose: str, rows: Sequence[Measurement]) -> list[list[str]]:
     ratios = [m.ratio for m in rows if m.ratio is not None]
-    if not ratios:
-        return []
+    means = {"geometric mean": geometric_mean, "least": min}
+    after = [""] * (len(_COLUMNS) - _RATIO)
     return [
-        _summary(f"{whose}geometric mean", geometric_mean(ratios)),
-        _summary(f"{whose}least", min(ratios)),
+        [f"{whose}{name}", *[""] * (_RATIO - 1), f"**{mean(ratios):.3f}**", *after]
+        for name, mean in means.items()
+        if ratios
     ]
-
-
-def _summary(name: str, ratio: float) -> list[str]:
-    cells = [name, *[""] * len(_COLUMNS)]
-    cells[_RATIO] = f"**{ratio:.3f}**"
-    return cells
 
 
 def _beside(provider: str, m: Measurement, grouped: Sequence[Measurement]) -> Measurement | None:
