@@ -174,28 +174,6 @@ def test_contexts_nest_and_end_with_an_error_inside(on_cpu: list[bool]) -> None:
     assert not planned(on_cpu)
 
 
-def test_calls_that_say_otherwise_keep_apart_when_warm(
-    on_cpu: list[bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launched: list[str] = []
-
-    def recording_launcher(problem: Problem, tune: str, *, no_product: bool) -> Launch:
-        return lambda *_: launched.append("same" if problem.batch_invariant else "any")
-
-    monkeypatch.setattr(launcher, "best_launcher", recording_launcher)
-    for call in range(4):
-        launched.clear()
-        matmul(A, B)
-        matmul(A, B, batch_invariant=True)
-        with batch_invariant():
-            matmul(A, B)
-            matmul(A, B, batch_invariant=False)
-            matmul(A, B, tune="off")
-        matmul(A, B, out_dtype=FP32)
-        addmm(B[0], A, B, batch_invariant=True)
-        assert launched == ["any", "same", "same", "any", "same", "any", "same"], f"call {call}"
-
-
 def test_other_threads_are_not_asked(on_cpu: list[bool]) -> None:
     with batch_invariant(), ThreadPoolExecutor(1) as pool:
         assert not pool.submit(planned, on_cpu).result()

@@ -22,7 +22,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 Tensor = torch.Tensor
 TOKENS = torch.randint(2, 60, (2, 7))
-IMAGES = torch.randn(2, 3, 32, 32)
 TEXT = {
     "vocab_size": 64,
     "hidden_size": 32,
@@ -51,7 +50,7 @@ def gated(activation: str) -> dict[str, str]:
     return {"model.layers.0.mlp": said}
 
 
-OF_TEXT, OF_IMAGES = {"input_ids": TOKENS}, {"pixel_values": IMAGES}
+OF_TEXT = {"input_ids": TOKENS}
 CASES = {
     "Llama": Case("Llama:ForCausalLM", LLAMA, OF_TEXT, gated("swiglu")),
     "Gemma": Case("Gemma:ForCausalLM", LLAMA | {"head_dim": 16}, OF_TEXT, gated("geglu_tanh")),
@@ -82,13 +81,6 @@ CASES = {
             ),
             "computes the relu of act",
         ),
-    ),
-    "ViT": Case(
-        "ViT:Model",
-        {name: TEXT[name] for name in TEXT if name != "vocab_size"}
-        | {"image_size": 32, "patch_size": 8},
-        OF_IMAGES,
-        {"layers.0.mlp.fc1": "computes the gelu of activation_fn"},
     ),
     "DiT": Case(
         "DiTTransformer2DModel",
@@ -208,17 +200,6 @@ def of_torch(model: nn.Module, folder: Path) -> Any:
     return torch.load(folder / "model.pt")
 
 
-def of_a_whole_model(model: nn.Module, folder: Path) -> Any:
-    torch.save(model, folder / "model.pt")
-    return torch.load(folder / "model.pt", weights_only=False).state_dict()
-
-
-def of_save_file(model: nn.Module, folder: Path) -> Any:
-    names = {name: t for name, t in model.state_dict().items() if "lm_head" not in name}
-    safetensors.save_file(names, folder / "model.safetensors")
-    return safetensors.load_file(folder / "model.safetensors")
-
-
 def of_save_model(model: nn.Module, folder: Path) -> Any:
     safetensors.save_model(model, str(folder / "model.safetensors"))
     return safetensors.load_file(folder / "model.safetensors")
@@ -229,7 +210,7 @@ def of_save_pretrained(model: Any, folder: Path) -> Any:
     return type(model).from_pretrained(folder).state_dict()
 
 
-SAVES = [of_torch, of_a_whole_model, of_save_file, of_save_model, of_save_pretrained]
+SAVES = [of_torch, of_save_model, of_save_pretrained]
 
 
 @pytest.mark.parametrize("save", SAVES)

@@ -94,11 +94,6 @@ def test_an_activation_that_a_layer_cannot_have_is_refused(
         Linear(8, columns, activation=activation)
 
 
-def test_an_input_that_is_no_tensor_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"is list, expected a torch\.Tensor"):
-        Linear(8, 6)([1.0])
-
-
 # ---- what goes to torch whole
 class Quantized(torch.Tensor):
     """A weight as torchao's: torch.nn.functional.linear takes it, and little else does."""
@@ -125,18 +120,6 @@ def test_a_layer_that_is_quantized_later_goes_to_torch_whole(
     assert torch.equal(layer(X), expected)
     with outblas.batch_invariant(), pytest.raises(ValueError, match="tensor subclass Quantized"):
         layer(X)
-
-
-@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
-def test_nested_input_goes_to_torch_whole(layout: torch.layout) -> None:
-    layer = nn.Linear(8, 6)
-    x = torch.nested.nested_tensor([torch.randn(2, 8), torch.randn(5, 8)], layout=layout)
-    expected = layer(x).unbind()
-
-    patch(layer)
-
-    for got, part in zip(layer(x).unbind(), expected, strict=True):
-        assert torch.equal(got, part)
 
 
 # ---- traces, scripts and exported programs

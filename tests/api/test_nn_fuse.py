@@ -248,22 +248,6 @@ def test_a_matrix_is_free_when_its_halves_have_moved() -> None:
     assert memory.expired()
 
 
-def test_second_derivatives_of_a_fused_mlp() -> None:
-    model = Mlp(bias=True)
-    patch(model, fuse=True)
-    theirs = copy.deepcopy(model)
-    unpatch(theirs)
-
-    def curvature(net: nn.Module) -> Tensor:
-        x = X.clone().requires_grad_()
-        (g,) = torch.autograd.grad(net(x).square().sum(), x, create_graph=True)
-        net.zero_grad()
-        g.square().sum().backward()
-        return torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
-
-    torch.testing.assert_close(curvature(model), curvature(theirs), rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize(("name", "is_frozen"), [("w1", False), ("w3", True)])
 def test_a_weight_that_changes_before_the_backward_pass_is_refused(
     name: str, is_frozen: bool, fused_gemms: list[str | None]

@@ -16,9 +16,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.multiprocessing import reductions
 from torch.nn.parallel import DistributedDataParallel
 
-from outblas import Linear, patch, unpatch
+from outblas import patch, unpatch
 from outblas.base.compat import torch_private
-from outblas.nn import Report
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -168,10 +167,6 @@ def sharded(*modules: Any) -> Any:
     return modules[-1]
 
 
-def of_blocks(model: Any) -> Any:
-    return sharded(model[0], model[1], model[3], model)
-
-
 def of_layers(model: Any) -> Any:
     return sharded(model[0].w1, model[1], model)
 
@@ -188,7 +183,6 @@ def zero(model: Any) -> Any:
 
 # What is made of a model, its optimizer, and how many MLPs are fused in each step.
 WAYS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], int]] = {
-    "fully_shard of blocks": (of_blocks, sgd, 0),
     "fully_shard of layers": (of_layers, sgd, 0),
     "DDP": (ddp, sgd, 2),
     "ZeRO": (lambda model: model, zero, 0),
@@ -264,23 +258,3 @@ class TestInOneProcess:
         torch.testing.assert_close(y.full_tensor(), expected)
         assert len(weights) == 1
         assert weights[0] is model.weight
-
-    def test_fully_shard_keeps_ours_and_unpatch_restores_it(self) -> None:
-        model, other = net(), net()
-        expected = model(X)
-        patch(model)
-        patch(other)
-        of_layers(model)
-        of_layers(other)
-        torch.testing.assert_close(model(X), expected)
-        swapped = patch(model).swapped
-
-        assert unpatch(model) == Report(swapped, restored=True)
-
-        assert not any(Linear in type(module).__mro__ for module in model.modules())
-        assert isinstance(model[1], fsdp.FSDPModule)
-        assert Linear in type(other[1]).__mro__
-        y = model(X)
-        y.sum().backward()
-        torch.testing.assert_close(y, expected)
-        assert all(p.grad is not None for p in model.parameters())

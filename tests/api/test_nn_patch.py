@@ -277,15 +277,6 @@ def test_equal_layers_have_one_row() -> None:
     ]
 
 
-def test_a_report_shows_what_layers_gain() -> None:
-    report = Report(("up", "down"), remarks={"up": "on cpu"}, gains={"up": {16: 1.25, 1: 1.0612}})
-
-    assert str(report).splitlines()[1:] == [
-        "up    swapped  on cpu; × cuBLAS by rows: 1.061 at 1, 1.250 at 16",
-        "down  swapped",
-    ]
-
-
 @pytest.mark.gpu
 def test_layers_on_a_gpu_gain_what_the_tuner_says(monkeypatch: pytest.MonkeyPatch) -> None:
     def gains(device: torch.device, N: int, K: int, dtype: torch.dtype) -> dict[int, float]:

@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from support.commands import invoke
 
-import outblas
 from outblas.autotune import automatic, lookup
 from outblas.base import cache, filesystems
 
@@ -83,16 +81,6 @@ def test_compiled_kernels_are_built_with_one_warning(environment: str) -> None:
     assert said.isprintable()
 
 
-@pytest.mark.interpreter
-@pytest.mark.filterwarnings("ignore:torch takes this call")
-def test_products_go_on(environment, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTBLAS_TUNE", LONG)  # which only calls on a GPU ask
-    a, b = torch.ones(4, 8), torch.ones(8, 4)
-    expected = torch.full((4, 4), 8.0)
-    assert torch.equal(outblas.matmul(a, b), expected)
-    assert torch.equal(outblas.matmul(a, b, kernel="portable"), expected)
-
-
 @pytest.mark.parametrize("text", ["soon", LONG, "nan", "0", "\x1b"])
 def test_a_budget_that_is_none_is_told(monkeypatch: pytest.MonkeyPatch, text) -> None:
     monkeypatch.setenv("OUTBLAS_TUNE_BUDGET", text)
@@ -123,17 +111,6 @@ def test_without_a_home_nothing_is_written_to_where_one_is(
     with pytest.raises(OSError, match=r"expected the home of a user|the home directory"):
         cache.objects_folder()
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("command", "option"),
-    [(("cache", "ls"), "--store"), (("pack", "build", "--shapes", "x"), "--output")],
-    ids=["store", "output"],
-)
-def test_an_option_that_is_too_long_is_an_error_of_usage(command: str, option: str) -> None:
-    done = invoke(*command, option, f"/tmp/{LONG}", code=2)
-    assert "File name too long" in done.output
-    assert LONG[:1000] not in done.output
 
 
 MOUNTS = """\
@@ -193,8 +170,3 @@ def test_where_the_system_does_not_say_nothing_is_a_network(
     monkeypatch.setattr(filesystems, "_MOUNTS", tmp_path / "mountinfo")
     assert cache.network_filesystem("/home") is None
     assert cache.network_filesystem("a\0b") is None
-
-
-def test_doctor_names_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "network_filesystem", lambda path: "nfs4")
-    assert "network file system (nfs4)" in invoke("doctor").output.replace("\n", " ")

@@ -107,18 +107,6 @@ def test_a_model_has_two_products_with_three_numbers_of_rows_and_two_distributio
     assert {w.form for w in found} == {"rows"}
 
 
-def test_deepgemms_list_has_8192_or_4096_rows_a_group() -> None:
-    found = parse("deepgemm")
-
-    assert [str(workload) for workload in found] == [
-        "4x32768x4096x7168",
-        "4x32768x7168x2048",
-        "8x32768x4096x7168",
-        "8x32768x7168x2048",
-    ]
-    assert {size for workload in found for size in workload.sizes} == {8192, 4096}
-
-
 @pytest.mark.parametrize(
     "text",
     [

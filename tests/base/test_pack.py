@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.users import PLANTER, VICTIM, as_user, needs_root, shared_folder
 
 import outblas
 from outblas.base import cache, pack
@@ -136,15 +135,6 @@ def test_a_pack_whose_writing_fails_is_not_there_in_part(
 
 
 # ---- whom a pack is taken from
-def test_a_pack_is_refused_for_the_bits_that_let_others_write(file: Path) -> None:
-    refused = []
-    for bit in (1 << i for i in range(12)):
-        file.chmod(0o400 | bit)
-        if reason := refusal(file):
-            assert "can be written by others" in reason
-            refused.append(bit)
-
-    assert refused == [0o002, 0o020]
 
 
 def test_a_link_stands_for_the_pack_that_it_leads_to(file: Path, tmp_path: Path) -> None:
@@ -156,30 +146,6 @@ def test_a_link_stands_for_the_pack_that_it_leads_to(file: Path, tmp_path: Path)
     assert pack.read(link).objects == pack.read(file).objects
     file.chmod(0o666)
     assert "can be written by others" in refusal(link)
-
-
-@pytest.mark.parametrize("kind", ["a link to a folder", "folder", "fifo"])
-def test_what_is_no_regular_file_is_refused(kind: str, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    {
-        "a link to a folder": lambda: other.symlink_to(tmp_path),
-        "folder": other.mkdir,
-        "fifo": lambda: os.mkfifo(other),
-    }[kind]()
-
-    assert "expected a regular file" in refusal(other)
-
-
-@needs_root
-def test_a_pack_of_another_user_is_refused_and_one_of_roots_is_taken() -> None:
-    with shared_folder() as folder:
-        roots, planted = folder / "roots", folder / "planted"
-        pack.write(roots, {}, OBJECTS)
-        pack.write(planted, {}, OBJECTS)
-        os.chown(planted, PLANTER, PLANTER)
-
-        assert as_user(VICTIM, lambda: refusal(roots)) == ""
-        assert "belongs to another user" in as_user(VICTIM, lambda: refusal(planted))
 
 
 # ---- serving
@@ -208,12 +174,6 @@ def test_calls_are_planned_again_after_a_pack_was_loaded(file: Path) -> None:
     outblas.load_pack(file)
 
     assert not dispatch.aten_plans
-
-
-def test_the_pack_of_the_environment_is_loaded(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTBLAS_PACK", str(file))
-
-    assert fetch("one") == OBJECTS[0][1]
 
 
 def test_packs_are_asked_in_the_order_in_which_they_were_loaded(file: Path, tmp_path: Path) -> None:

@@ -19,13 +19,6 @@ def test_deepgemms_shapes_have_many_tokens_or_few() -> None:
     assert len(found) == 17
 
 
-def test_the_grid_has_sixty_shapes() -> None:
-    grid = shapes.parse("grid")
-
-    assert len(set(grid)) == 60
-    assert {len({shape[axis] for shape in grid}) for axis in range(3)} == {5, 4, 3}
-
-
 @pytest.mark.parametrize(("shape", "text"), [((4, 4, 4), "4"), ((8, 16, 24), "8x16x24")])
 def test_a_cube_is_written_by_one_size(shape: tuple[int, int, int], text: str) -> None:
     assert shapes.to_text(shape) == text

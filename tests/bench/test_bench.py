@@ -10,9 +10,8 @@ from support.commands import invoke, refuses
 
 from outblas.bench import campaign, providers, record
 from outblas.bench.operation import Extras, Operation
-from outblas.bench.record import Device, Record
+from outblas.bench.record import Device
 from outblas.bench.statistics import ratio
-from outblas.cli.bench import COLUMNS, row, split_names
 from outblas.core.steps import Steps
 from outblas.verify.cases import Case
 from outblas.verify.kernels import Refused
@@ -43,28 +42,6 @@ def test_energy_is_that_of_a_call_where_every_turn_has_watts(watts: Any, pj: flo
 
 
 # ---- providers
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        pytest.param("a, b[k=v,k=2],c", ["a", "b[k=v,k=2]", "c"], id="configs keep their commas"),
-        pytest.param("", [], id="nothing"),
-    ],
-)
-def test_names_of_providers_are_split_at_commas(text: str, names: list[str]) -> None:
-    assert split_names(text) == names
-
-
-@pytest.mark.parametrize(
-    ("text", "label"),
-    [
-        pytest.param("portable", "portable", id="plain"),
-        pytest.param(
-            "portable[block_m=32,block_k=64]", "portable[block_m=32]", id="block_k is the default"
-        ),
-    ],
-)
-def test_a_label_shows_what_a_config_changes(text: str, label: str) -> None:
-    assert providers.parse(text).label == label
 
 
 def test_a_provider_that_is_listed_twice_has_two_labels() -> None:
@@ -149,14 +126,6 @@ def test_an_epilogue_is_checked_in_the_layout_that_is_timed(
 
     assert provider.fault(Case(48, 256, 1024, torch.bfloat16, layout="tn")) is None
     assert layouts == ["tn"]
-
-
-@pytest.mark.parametrize("name", ["portable", "cublaslt-best"])
-def test_who_has_no_fp8_says_so(name: str) -> None:
-    operation = Operation("fp8")
-
-    with pytest.raises(Refused, match="fp8"):
-        providers.parse(name, operation).prepare(*operation.operands((8, 8, 8), "nt", "cpu"))
 
 
 def test_the_best_of_cublaslt_is_checked_before_torch_adds_to_it() -> None:
@@ -254,38 +223,3 @@ def test_without_a_gpu_nothing_is_timed(tmp_path: Path, monkeypatch: pytest.Monk
     assert "no NVIDIA GPU" in result.stderr
     assert result.stdout == ""
     assert not saved.exists()
-
-
-# ---- records
-RECORD = Record(
-    provider="portable",
-    config="block_m=64",
-    shape=(512, 512, 512),
-    dtype="bfloat16",
-    layout="nt",
-    mode="burst",
-    check="exact",
-    rounds=15,
-    calls=300,
-    graph=True,
-    ratio=1.02,
-    ratio_low=1.01,
-    ratio_high=1.03,
-    verdict="faster",
-    ratio_apart=1.0,
-    us_apart=3.3,
-    tflops=80.0,
-    us=3.3,
-    host_us=20.0,
-    clock_mhz=1790.0,
-    utilisation=0.08,
-)
-
-
-def test_a_row_of_the_table_shows_a_record() -> None:
-    cells = dict(zip(COLUMNS, row(RECORD), strict=True))
-
-    assert cells["provider"] == "portable[block_m=64]"
-    assert cells["× cuBLAS"] == "1.020 (1.010–1.030)"
-    assert cells["apart"] == "1.000"
-    assert cells["W"] == "–"  # a burst measures no power

@@ -265,16 +265,6 @@ def test_long_calls_run_eagerly(run: Run, provider: Callable[..., VirtualProvide
     assert ours.ratio_apart is None
 
 
-def test_sustained_has_three_turns_and_no_host_time(
-    run: Run, provider: Callable[..., VirtualProvider]
-) -> None:
-    ours = run(provider("ours", 150.0), us=150.0, modes=("sustained",))["ours sustained"]
-
-    assert ours.rounds == 3
-    assert ours.host_us is None
-    assert ours.ratio == pytest.approx(1, abs=0.02)
-
-
 def test_the_command_saves_what_it_times_and_compares_it(
     provider: Callable[..., VirtualProvider], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -175,24 +175,3 @@ def test_block_scaled_products_without_an_epilogue_have_exact_ones(
     operation: Operation, is_exact: bool
 ) -> None:
     assert operation.has_exact_blocks == is_exact
-
-
-def test_nan_is_wrong() -> None:
-    def prepare(a: Any, b: Any, out: Any, extras: Any) -> Callable[[], torch.Tensor]:
-        return lambda: torch.full_like(out, torch.nan)
-
-    fault = OPERATIONS[0].fault(prepare, SHAPE, "cpu")
-
-    assert fault == "wrong: 3072 of 3072 elements, first at [0, 0]"
-
-
-@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
-def test_a_call_is_checked_with_operands_of_its_layout(layout: str) -> None:
-    strides: list[list[bool]] = []
-
-    def prepare(a: Any, b: Any, out: Any, extras: Any) -> Callable[[], torch.Tensor]:
-        strides.append([a.stride(-1) == 1, b.stride(-1) == 1])
-        return in_float64(OPERATIONS[0])(a, b, out, extras)
-
-    assert OPERATIONS[0].fault(prepare, SHAPE, "cpu", layout) is None
-    assert strides == [[letter == "n" for letter in layout]]

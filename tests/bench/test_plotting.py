@@ -2,19 +2,15 @@
 
 import re
 import struct
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from support import colour_vision
 
 from outblas.bench import plotting
 
 SVG = "{http://www.w3.org/2000/svg}"
-SERIES = (*plotting.PALETTE, plotting.BASE_COLOUR)
-FEWEST = 15  # of CIELAB's difference; about 2 is just noticeable
 
 
 def small_figure() -> Any:
@@ -32,29 +28,6 @@ def small_figure() -> Any:
 def drawn() -> ElementTree.Element:
     """The same as a document."""
     return ElementTree.fromstring(plotting.svg(small_figure()))
-
-
-# ---- colours
-@pytest.mark.parametrize("vision", colour_vision.VISIONS)
-@pytest.mark.parametrize(
-    "shown",
-    [SERIES, tuple(plotting.DARK[colour] for colour in SERIES)],
-    ids=["light", "dark"],
-)
-def test_every_reader_tells_the_colours_of_series_apart(
-    shown: tuple[str, ...], vision: str
-) -> None:
-    nearest = min((colour_vision.distance(*pair, vision), pair) for pair in combinations(shown, 2))
-
-    assert nearest[0] > FEWEST, nearest
-
-
-@pytest.mark.parametrize("colour", [*SERIES, plotting.INK, plotting.QUIET])
-def test_colours_stand_out_from_the_light_and_the_dark_background(colour: str) -> None:
-    least = 4.5 if colour in (plotting.INK, plotting.QUIET) else 3.0
-
-    assert colour_vision.contrast(colour, plotting.PAPER) >= least
-    assert colour_vision.contrast(plotting.DARK[colour], plotting.DARK[plotting.PAPER]) >= least
 
 
 # ---- files

@@ -1,21 +1,75 @@
 """`outblas cache` on a store."""
 
 import dataclasses
+import json
 import re
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.cache_command import invoke, parsed, refused, shown
-from support.stored import H100, H200, INTERPRETED, WORKLOAD, failed, sql, trial, winner
+from click.testing import Result
+from support import commands
+from support.stored import H100, H200, OTHER, WORKLOAD, failed, sql, trial, winner
 
 from outblas.autotune.search import target
-from outblas.autotune.store import transfer
-from outblas.autotune.store.records import Workload
+from outblas.autotune.store import tables, transfer
 from outblas.autotune.store.store import Store
-from outblas.cli import common
+from outblas.base import cache
 
-pytest_plugins = ("support.cached",)
 pytestmark = pytest.mark.usefixtures("home")
+
+
+def invoke(*arguments: object, code: int = 0) -> Result:
+    """What came of `outblas cache` with these arguments, which exits with this code."""
+    return commands.invoke("cache", *arguments, code=code)
+
+
+def shown(*arguments: object, code: int = 0) -> str:
+    """What `outblas cache` prints on standard output."""
+    return invoke(*arguments, code=code).stdout
+
+
+def parsed(*arguments: object) -> Any:
+    """What `outblas cache` prints with `--json`, read."""
+    return json.loads(shown(*arguments, "--json"))
+
+
+def refused(message: str, *arguments: object) -> None:
+    """`outblas cache` refuses these arguments with this message."""
+    commands.refuses(message, "cache", *arguments)
+
+
+@pytest.fixture(scope="session")
+def cache_to_copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with four trials of two kernels, a winner and two compiled kernels."""
+    folder = tmp_path_factory.mktemp("cache_to_copy") / "cache"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OUTBLAS_CACHE_DIR", str(folder))
+        with Store() as store:
+            store.add(trial(0))
+            store.add(failed(1))
+            store.add(trial(2, us=90.0))
+            store.add(trial(3, workload=OTHER, gpu=H200, kernel="simt.naive"))
+            store.record_best(winner(config="tile_m=128,sms=2"))
+        for i in range(2):
+            cache.fetch({"i": i}, build=lambda: "x", save=_save, load=Path.read_text)
+    return folder
+
+
+def _save(text: str, at: Path) -> None:
+    at.write_text(text)
+
+
+@pytest.fixture
+def home(cache_to_copy: Path, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose `cache` has the results and the compiled kernels of `cache_to_copy`, and whose
+    `tables` is to have the tables that ship; a store is at `path`.
+    """
+    shutil.copytree(cache_to_copy, path.parent)
+    monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(path.parent))
+    monkeypatch.setattr(tables, "TABLES", tmp_path / "tables")
+    return tmp_path
 
 
 # Listings.
@@ -68,20 +122,6 @@ def test_the_fastest_trials_are_the_first_and_those_that_failed_have_a_reason() 
     assert [record["us"] for record in records] == [90.0, 100.0]
     assert records[0]["gpu"]["name"] == H100.name
     assert "not done in 30 s" in shown("show", "4096")
-
-
-def test_ratios_of_the_interpreter_are_not_listed(home: Path) -> None:
-    elsewhere = home / "cpu.sqlite"
-    with Store(elsewhere) as store:
-        store.merge(
-            [trial(gpu=INTERPRETED, ratio=0.123)], [winner(gpu=INTERPRETED, ratio=0.321, us=7.5)]
-        )
-
-    listed, tried = (shown(*line, "--store", elsewhere) for line in (("ls",), ("show", "4096")))
-
-    assert "7.50" in listed
-    assert "0.321" not in listed
-    assert "0.123" not in tried
 
 
 # Exports and imports.
@@ -274,39 +314,3 @@ def test_control_characters_in_problems_are_shown_escaped(home: Path, path: Path
         assert part in text
     assert not RAW.search(invoke("import", odd, code=2).stderr)
     assert not RAW.search(invoke("ls", "--store", home / "no\x1b[31m.sqlite", code=2).stderr)
-
-
-@pytest.mark.parametrize(
-    ("text", "printed"),
-    [
-        ("µs × 4–8 ✓ 日本 é\u00a0 \t\n", "µs × 4–8 ✓ 日本 é\u00a0 \\t\\n"),
-        ("\udcff\U000e0001", r"\udcff\U000e0001"),
-    ],
-    ids=["what is printable", "what is not"],
-)
-def test_what_is_not_printable_is_escaped(text: str, printed: str) -> None:
-    assert common.printable(text) == printed
-
-
-# Many results.
-
-
-@pytest.fixture
-def many(home: Path, path: Path) -> None:
-    """300 more trials, of 150 sweeps."""
-    shapes = [Workload(16 + i, 16, 16) for i in range(150)]
-    with Store(path) as store:
-        store.merge([trial(j, workload=shape) for shape in shapes for j in range(2)], [])
-
-
-@pytest.mark.usefixtures("many")
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("show hopper.hilbert", "100 of 303 trials; --limit shows more"),
-        ("show hopper.hilbert --limit 1000", "303 of 303 trials"),
-        ("ls", "152 rows"),
-    ],
-)
-def test_the_first_are_shown_unless_more_are_asked_for(line: str, said: str) -> None:
-    assert said in shown(*line.split())

@@ -50,15 +50,6 @@ def test_help_fits_the_terminal_and_its_examples_can_be_copied(
     assert examples == [line.strip() for line in lines if line.strip().startswith("$ ")]
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_says_in_one_short_sentence_what_a_command_does(name: str) -> None:
-    summary, *_ = paragraphs = COMMANDS[name].help.split("\n\n")
-
-    assert [text for text in paragraphs if "\n" in text] == []
-    assert summary.endswith(".")
-    assert len(summary) <= 80, summary
-
-
 @pytest.mark.parametrize("line", LINES)
 def test_an_example_is_a_command_with_options_that_exist(line: str) -> None:
     program, *arguments = shlex.split(line)

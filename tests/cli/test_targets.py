@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.commands import invoke, squeezed
 
-from outblas.base import cache, pack
+from outblas.base import pack
 from outblas.runtime.packs import load_pack
 
 
@@ -91,50 +91,6 @@ def test_what_is_no_store_is_refused_by_every_command(folder: Path, target: str)
         text = squeezed(done.output.replace("│", ""))
         assert "--storeis'" in text, line
         assert squeezed(f"{kind}, expected") in text, line
-
-    assert contents(folder) == before
-
-
-@pytest.mark.parametrize("target", ["folder", "FIFO", "another program's"])
-def test_what_is_in_the_place_of_the_store_of_the_cache_is_left_there(
-    folder: Path, target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make, kind = TARGETS[target]
-    monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(folder))
-    make(folder / "tuning.sqlite")
-    before = contents(folder)
-
-    for line in (TUNE, ("cache", "ls")):
-        done = invoke(*line, code=2)
-        assert squeezed(kind) in squeezed(done.output.replace("│", "")), line
-
-    assert contents(folder) == before
-
-
-CACHES = {
-    "text": (be_text, "is not a folder"),
-    "FIFO": (os.mkfifo, "is not a folder"),
-    "loop": (be_a_loop, "is not a folder"),
-    "of /proc": (be_a_link_to("/proc/outblas"), "No such file"),
-}
-
-
-@pytest.mark.parametrize("target", CACHES)
-def test_what_is_no_folder_keeps_nothing_and_costs_no_call(
-    folder: Path, target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make, reason = CACHES[target]
-    path = folder / "cache"
-    make(path)
-    monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(path))
-    before = contents(folder)
-
-    with pytest.warns(UserWarning, match=reason):
-        value = cache.fetch({"i": 1}, build=lambda: 7, save=lambda *_: None, load=lambda _: 8)
-    assert value == 7
-    assert invoke(*TUNE).exit_code == 2
-    for line in (("cache", "ls"), ("cache", "prune", "--compiled"), ("doctor",)):
-        assert isinstance(invoke(*line).exception, SystemExit | None), line
 
     assert contents(folder) == before
 

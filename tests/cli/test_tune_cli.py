@@ -100,16 +100,6 @@ def test_what_is_left_unmeasured_is_said(ended: Ended) -> None:
     assert [each["reason"] for each in value["outcomes"][0]["unmeasured"]] == [left.reason]
 
 
-def test_measuring_without_the_lock_is_said(ended: Ended) -> None:
-    why = "the lock was not free within 900 s; figures may be disturbed by other sweeps on GPU 0"
-    ended(outcomes=[outcome_of(unlocked=why)])
-
-    said, value = tune(PLAIN).stdout, parsed(PLAIN)
-
-    assert squeezed(f"measured without the lock on the GPU: {why}") in squeezed(said)
-    assert value["outcomes"][0]["unlocked"] == why
-
-
 def column(table: str, title: str) -> str:
     """What stands below a title in a table of one row, which may have several lines."""
     lines = [

@@ -89,13 +89,6 @@ def shown(snapshots: Sequence[Progress]) -> list[str]:
     return console.export_text().splitlines()
 
 
-def test_the_heading_counts_the_workloads_by_stage() -> None:
-    lines = shown(snapshots())
-
-    assert lines[0] == "3 tuned now, 2 done, 1 failed, 1 waiting"
-    assert max(map(len, lines)) <= 80
-
-
 def test_a_workload_being_tuned_has_a_line_and_a_bar() -> None:
     *line, bar = shown([screening()])[2:]
 
@@ -136,10 +129,3 @@ def test_a_finished_workload_has_one_line() -> None:
     assert [line[:2] for line in lines] == ["✓ ", "✗ ", "✗ "]
     assert lines[0].startswith("✓ 1x4096x4096 bfloat16 nt on GPU 0: done, best 1.032 × cuBLAS")
     assert lines[1].endswith("done, failures: 9 crash")
-
-
-def test_times_are_compared_with_what_was_measured_beside_them() -> None:
-    fused, interpreted = (replace(screening(), base=base) for base in ("torch", ""))
-
-    assert "best 1.032 × torch, 169.8 µs by" in tune_view.line(fused)
-    assert "best 169.8 µs by hopper" in tune_view.line(interpreted)

@@ -4,15 +4,42 @@ import ast
 import dataclasses
 import doctest
 import inspect
+import re
 import textwrap
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import docstrings
 from support.inductor import inductor_settings
 from support.public_api import Public, public_objects
+
+_HEADING = re.compile(
+    r"^(Args|Attributes|Returns|Yields|Raises|Example|Examples|Note|Warning):$", re.MULTILINE
+)
+_ITEM = re.compile(r"^ {4}(\*{0,2}\w+(?:, \*{0,2}\w+)*): \S", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Docstring:
+    """A docstring's summary, and the text of its sections by their headings."""
+
+    summary: str
+    sections: dict[str, str] = field(default_factory=dict)
+
+    def items(self, heading: str) -> list[str]:
+        """The names that a section describes, `name: text` or `name, name: text`."""
+        listed = _ITEM.findall(self.sections.get(heading, ""))
+        return [name.lstrip("*") for names in listed for name in names.split(", ")]
+
+
+def parse(text: str) -> Docstring:
+    """The parts of a docstring, as `__doc__` has it."""
+    head, *parts = _HEADING.split(inspect.cleandoc(text))
+    summary = " ".join(head.partition("\n\n")[0].split())
+    return Docstring(summary, dict(zip(parts[::2], parts[1::2], strict=True)))
+
 
 OBJECTS = public_objects()
 METHODS = [method for public in OBJECTS for method in public.methods()]
@@ -29,8 +56,8 @@ def name(public: Public) -> str:
     return public.name
 
 
-def parts(public: Public) -> docstrings.Docstring:
-    return docstrings.parse(public.value.__doc__ or "")
+def parts(public: Public) -> Docstring:
+    return parse(public.value.__doc__ or "")
 
 
 def parameters(value: Any) -> list[str]:

@@ -14,7 +14,7 @@ from support.portable_builds import operand
 from support.rungs import own, rung
 
 import outblas
-from outblas.core.epilogue import ACTIVATIONS, FUNCTIONS, Activation, EpilogueArgs, apply, glu_split
+from outblas.core.epilogue import ACTIVATIONS, FUNCTIONS, Activation, EpilogueArgs, glu_split
 from outblas.core.problem import Problem, problem
 from outblas.device import grid
 from outblas.kernels.portable import Config, plan
@@ -29,27 +29,6 @@ ALL: dict[str, Any] = {"bias": "row", "residual": "matrix", "aux": True}
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
 def test_every_activation_is_right_with_all_steps(activation: Activation | None) -> None:
     Fused(33, 41, 37, BF16, activation, **ALL).check("portable")
-
-
-@pytest.mark.interpreter
-@pytest.mark.parametrize(
-    ("activation", "shape"), [("reglu", (6, 5)), ("swiglu", (3, 6, 5))], ids=["matrix", "batch"]
-)
-def test_a_gated_vector_has_the_halves_of_a_column_and_writes_nothing_behind_them(
-    activation: Activation, shape: tuple[int, ...]
-) -> None:
-    a, b, bias = torch.randn(shape), torch.randn(5), torch.randn(shape[:-1])
-    expected = apply(a @ b + bias, activation, None)
-    memory = torch.full((expected.numel() + 64,), 7.0)
-    out, aux = memory[: expected.numel()].view(expected.shape), torch.empty(shape[:-1])
-
-    returned = outblas.matmul(
-        a, b, bias=bias, activation=activation, kernel="portable", out=out, aux=aux
-    )
-
-    torch.testing.assert_close(returned, expected)
-    torch.testing.assert_close(aux, a @ b + bias)
-    assert memory[expected.numel() :].eq(7).all()
 
 
 FORMS = {

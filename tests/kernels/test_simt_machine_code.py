@@ -1,8 +1,4 @@
-"""What the CUDA-core ladder compiles to, without a GPU.
-
-`inspect` disassembles, which is kept for all tests of a run; where PTX and the assembler's log say
-enough, `support.assembled` looks at those.
-"""
+"""What the CUDA-core ladder compiles to, without a GPU."""
 
 import threading
 from typing import Any

@@ -145,36 +145,7 @@ def test_bad_options_of_a_build_are_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-# ---- results of one's own
-def test_results_of_a_store_choose_kernels_and_are_packed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module, machine = registry.load("hopper.gemm"), machines.find("H100")
-    own = module.Config(tile_n=192, group_m=5)
-    store, path = tmp_path / "own.sqlite", tmp_path / "own.outblas"
-    with Store(store) as opened:
-        workload = Workload(4096, 4096, 4096)
-        config = build.configs.to_text(own)
-        opened.record_best(
-            stored.winner(gpu=H100, workload=workload, kernel="hopper.gemm", config=config)
-        )
-    wanted: list[Any] = []
-
-    def compiled(variants: list[Any], *_: Any) -> list[Any]:
-        wanted.extend(variants)
-        return []
-
-    monkeypatch.setattr(build, "_compiled", compiled)
-
-    build.build([Products(((4096, 4096),), 4096, 4096)], path, store=store)
-
-    problem = example(torch.bfloat16, None, "nt", (4096, 4096, 4096))
-    assert set(module.pack_variants(problem, own, machine)) <= set(wanted)
-    packed = pack.read(path)
-    assert sorted(packed.tables)[0] == packed_tables.OWN_RESULTS
-    assert config in packed.table(packed_tables.OWN_RESULTS).decode()
-
-
+# ---- what a build would compile
 @pytest.fixture
 def wanted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What a build would compile; nothing is compiled."""
@@ -186,6 +157,28 @@ def wanted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(build, "_compiled", compiled)
     return found
+
+
+def test_results_of_a_store_choose_kernels_and_are_packed(
+    wanted: list[Any], tmp_path: Path
+) -> None:
+    module, machine = registry.load("hopper.gemm"), machines.find("H100")
+    own = module.Config(tile_n=192, group_m=5)
+    store, path = tmp_path / "own.sqlite", tmp_path / "own.outblas"
+    with Store(store) as opened:
+        workload = Workload(4096, 4096, 4096)
+        config = build.configs.to_text(own)
+        opened.record_best(
+            stored.winner(gpu=H100, workload=workload, kernel="hopper.gemm", config=config)
+        )
+
+    build.build([Products(((4096, 4096),), 4096, 4096)], path, store=store)
+
+    problem = example(torch.bfloat16, None, "nt", (4096, 4096, 4096))
+    assert set(module.pack_variants(problem, own, machine)) <= set(wanted)
+    packed = pack.read(path)
+    assert sorted(packed.tables)[0] == packed_tables.OWN_RESULTS
+    assert config in packed.table(packed_tables.OWN_RESULTS).decode()
 
 
 def test_a_product_that_the_kernel_does_not_support_is_one_of_portable(

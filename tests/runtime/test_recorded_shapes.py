@@ -49,39 +49,15 @@ RECORDED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: outblas.matmul(of(8, 4).t(), of(8), activation="swiglu"),
         "1x4x8 bfloat16 nn swiglu",
     ),
-    "a transposed operand": (
-        lambda: outblas.matmul(of(8, 2).t(), of(8, 4)),
-        "2x4x8 bfloat16 tn",
-    ),
     "an odd address": (
         lambda: outblas.matmul(of(17)[1:].view(2, 8), of(8, 4)),
         "2x4x8 bfloat16 nn align-a:2",
-    ),
-    "rows of a wider matrix": (
-        lambda: outblas.linear(of(2, 24)[:, 8:16], of(4, 9)[:, :8]),
-        "2x4x8 bfloat16 nt lda:24 ldb:9",
     ),
     "columns of a taller matrix": (
         lambda: outblas.matmul(of(8, 6).t()[:2], of(8, 4)),
         "2x4x8 bfloat16 tn lda:6",
     ),
-    "a result within a wider one": (
-        lambda: outblas.matmul(of(2, 8), of(8, 4), out=of(2, 9)[:, 2:6]),
-        "2x4x8 bfloat16 nn ldc:9 align-out:4",
-    ),
-    "a batch": (
-        lambda: outblas.matmul(of(2, 5, 3, 8), of(2, 5, 4, 8).mT),
-        "3x4x8 bfloat16 nt batch:10",
-    ),
     "a batch of one": (lambda: outblas.matmul(of(1, 3, 8), of(1, 8, 4)), "3x4x8 bfloat16 nn"),
-    "a wider result": (
-        lambda: outblas.matmul(of(2, 8), of(8, 4), activation="gelu", out_dtype=torch.float32),
-        "2x4x8 bfloat16 nn gelu to-float32",
-    ),
-    "float32": (
-        lambda: outblas.linear(torch.ones(2, 8), torch.ones(4, 8), activation="relu"),
-        "2x4x8 float32 nt relu",
-    ),
     "one row of a wider matrix": (
         lambda: outblas.matmul(of(1, 24)[:, 8:16], of(8, 4)),
         "1x4x8 bfloat16 nn",

@@ -14,10 +14,8 @@ import torch
 import torch.nn.functional as F
 from fuzz import runner, spec
 from support.gradients import (
-    COLD_THEN_WARM,
     GRADIENT_KINDS,
     assert_gradients_of_a_kind_are_torchs,
-    gradients,
     leaves,
     second_order,
 )
@@ -122,17 +120,6 @@ def test_gradients_of_a_layer_are_torchs(name: str) -> None:
         torch.testing.assert_close(got, layer_gradients(theirs.by_torch(activation), theirs))
 
 
-@pytest.mark.usefixtures("cpu_plans_run")
-def test_only_what_needs_a_gradient_gets_one() -> None:
-    layer = LAYERS["bias, residual, batch"]
-    for names in (*((name,) for name in Layer._fields), ("x", "bias"), ("weight", "bias")):
-        ours, theirs = layer.needing(*names), layer.needing(*names)
-
-        got = layer_gradients(ours.by_us("gelu"), ours)
-
-        torch.testing.assert_close(got, layer_gradients(theirs.by_torch("gelu"), theirs))
-
-
 # A kernel reads memory: a view that negates has the other sign there.
 @pytest.mark.usefixtures("cpu_plans_run")
 @pytest.mark.parametrize("cpu_plans_run", ["portable"], indirect=True)
@@ -171,33 +158,7 @@ def test_what_only_a_frozen_tensor_needs_is_freed(frozen: str) -> None:
         y.sum().backward()
 
 
-@pytest.mark.parametrize("activation", [None, "gelu"])
-def test_second_derivatives_are_numerical_ones(activation: Activation | None) -> None:
-    for name in ("bias, residual, batch", "one column", "a residual for all rows"):
-        layer = LAYERS[name]._asdict().values()
-        given = [t if t is None else t.double().requires_grad_() for t in layer]
-
-        def function(*tensors: Any) -> Tensor:
-            return Layer(*tensors).by_us(activation)
-
-        assert torch.autograd.gradcheck(function, given, fast_mode=True)
-        assert torch.autograd.gradgradcheck(function, given, fast_mode=True)
-
-
 # ---- results that random GEMMs do not have
-def test_a_wide_product_has_gradients_of_its_operands_dtype() -> None:
-    a, b = leaves((9, 16), (16, 8), dtype=torch.bfloat16)
-    tensors = [a, b, *leaves((8,), dtype=torch.float32)]
-    wide = [t.detach().float().requires_grad_() for t in tensors]
-
-    y = matmul(a, b, out_dtype=torch.float32, bias=tensors[2], activation="silu")
-    got = torch.autograd.grad(y.square().sum(), tensors)
-
-    want_y = F.silu(wide[0] @ wide[1] + wide[2])
-    for ours, theirs in zip(got, torch.autograd.grad(want_y.square().sum(), wide), strict=True):
-        error = torch.linalg.vector_norm(ours - theirs) / torch.linalg.vector_norm(theirs)
-        assert error < 2**-7
-    assert [g.dtype for g in got] == [t.dtype for t in tensors]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
@@ -271,33 +232,6 @@ def test_gradients_need_no_class_for_one_level_but_transforms_do(
 
 # ---- complex tensors: functions of ours, and the same ones written with torch's operators
 Pair = tuple[Callable[..., Tensor], Callable[..., Tensor]]
-COMPLEX_PAIRS: dict[str, Pair] = {
-    "matmul": (lambda a, b, c: matmul(a, b), lambda a, b, c: a @ b),
-    "addmm": (
-        lambda a, b, c: addmm(c, a, b, alpha=2 - 1j),
-        lambda a, b, c: torch.addmm(c, a, b, alpha=2 - 1j),
-    ),
-    "linear": (lambda a, b, c: linear(a, b.mH, c), lambda a, b, c: a @ b.mH.mT + c),
-    "ops.matmul": (lambda a, b, c: ops.matmul(a, b), lambda a, b, c: a @ b),
-    "ops.addmm": (lambda a, b, c: ops.addmm(c, a, b), lambda a, b, c: c + a @ b),
-    "ops.gemm": (lambda a, b, c: ops.gemm(a, b, None, c, c), lambda a, b, c: a @ b + 2 * c),
-}
-
-
-@pytest.mark.parametrize("name", COMPLEX_PAIRS)
-def test_complex_gradients_are_conjugated(name: str) -> None:
-    """Those of compiled calls, too."""
-    ours, torchs = COMPLEX_PAIRS[name]
-    operands = leaves((3, 4), (4, 2), (2,), dtype=torch.complex64)
-    grad = torch.randn(3, 2, dtype=torch.complex64)
-    want = gradients(torchs, operands, grad)
-
-    for call in COLD_THEN_WARM:
-        got = gradients(ours, operands, grad)
-        torch.testing.assert_close(got, want, msg=f"{{}}, in call {call}".format)
-    if name in ("linear", "ops.addmm"):
-        compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
-        torch.testing.assert_close(gradients(compiled, operands, grad), want)
 
 
 def test_complex_gradients_have_a_warning_and_neither_kernel_nor_promise() -> None:
@@ -319,24 +253,6 @@ GELU_GEMM: Pair = (
     lambda a: ops.gemm(a, B, None, BIAS, None, 1, 1, "gelu"),
     lambda a: F.gelu(a @ B + BIAS),
 )
-FORWARD_PAIRS: dict[str, Pair] = {
-    "ops.matmul": (lambda a: ops.matmul(a, B), lambda a: a @ B),
-    "ops.addmm": (lambda a: ops.addmm(BIAS, a, B, 0.5), lambda a: BIAS + a @ B / 2),
-    "ops.gemm gelu": GELU_GEMM,
-    "aux of ops.gemm_aux": (
-        lambda a: ops.gemm_aux(a, B, None, BIAS, None, 1, 1, "silu")[1],
-        lambda a: a @ B + BIAS,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", FORWARD_PAIRS)
-def test_jvp_of_an_operator_is_torchs(name: str) -> None:
-    ours, torchs = FORWARD_PAIRS[name]
-
-    got = torch.func.jvp(ours, (A,), (A.cos(),))
-
-    torch.testing.assert_close(got, torch.func.jvp(torchs, (A,), (A.cos(),)))
 
 
 def test_an_operator_with_a_named_kernel_or_an_out_refuses_dual_tensors() -> None:

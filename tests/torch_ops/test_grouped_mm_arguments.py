@@ -63,17 +63,6 @@ def test_an_aux_has_no_gradients(name: str) -> None:
     assert not aux[: ENDS[-1]].isnan().any()
 
 
-def test_an_aux_that_autograd_saved_has_changed() -> None:
-    call = draw("ragged_m", dtype=F32)
-    aux, leaf = torch.zeros(EXTENT, 34), torch.ones(EXTENT, 34, requires_grad=True)
-    product = aux * leaf
-
-    call.run(aux=aux)
-
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        product.sum().backward()
-
-
 # ---- wrong arguments
 A, B, OFFS = torch.ones(6, 8), torch.ones(2, 8, 4), torch.tensor([2, 6], dtype=torch.int32)
 INDEX, ONES = torch.arange(6), torch.ones(6)

@@ -241,14 +241,6 @@ def test_a_form_computes_the_same_product(name: str) -> None:
     assert torch.equal(written(), as_ever())
 
 
-def test_the_product_is_that_of_torch() -> None:
-    if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::_scaled_mm_v2", "CPU"):
-        pytest.skip(f"torch {torch.__version__} has a public scaled_mm for GPUs only")
-    by_torch: Any = functional.scaled_mm  # type: ignore[attr-defined]
-
-    assert torch.equal(scaled_mm(A, B, HALF, ONE, HALF, ONE), by_torch(A, B, HALF, ONE, HALF, ONE))
-
-
 def as_torch_wants(stored: Tensor, recipe: str, padded: bool) -> Tensor:
     """Scales in the order that torch requires: those of square blocks lie along K, in fours."""
     if recipe == BY_ROW:
@@ -379,23 +371,6 @@ def test_compiled_calls_have_gradients_and_eager_ones_second_derivatives(
     )
 
 
-@pytest.mark.parametrize("name", ["a", "b", "scale_a", "scale_b"])
-def test_no_gradient_is_cut_beside_one_that_there_is(name: str) -> None:
-    a, b = fp8_operands(4, 6, 8)
-    given = {"a": a, "b": b, "scale_a": torch.ones(()), "scale_b": torch.ones(())}
-    given[name].requires_grad_()
-    bias = torch.ones(6).bfloat16().requires_grad_()
-
-    y = scaled_mm(**given, activation="gelu", bias=bias)
-
-    message = f"{name}.* requires grad, but only bias and residual of scaled_mm have gradients"
-    with pytest.raises(NotImplementedError, match=message):
-        y.sum().backward()
-    assert bias.grad is None
-    with pytest.raises(NotImplementedError, match=message):
-        torch.func.grad(lambda t: scaled_mm(**given | {name: t}).sum())(given[name].detach())
-
-
 # ---- what is refused: arguments of the first form, beside 200x300x400 with scales of blocks
 WIDE_A, WIDE_B = fp8_operands(200, 300, 400)
 IN_BLOCKS = {"scale_a": torch.ones(200, 4), "scale_b": torch.ones(4, 3)}
@@ -478,11 +453,6 @@ def test_arguments_of_a_wrong_type(message: str) -> None:
     changes = BAD_TYPES[message]
     with pytest.raises(TypeError, match=message):
         scaled_mm(**(RECIPE if "scale_recipe_b" in changes else PLAIN) | changes)
-
-
-def test_the_operator_refuses_an_unknown_activation() -> None:
-    with pytest.raises(ValueError, match="activation is 'tanh', expected"):
-        torch.ops.outblas.scaled_mm(A, B, HALF, HALF, None, None, False, "tanh")
 
 
 # ---- warm calls: a stand-in has the kernel's place on the CPU

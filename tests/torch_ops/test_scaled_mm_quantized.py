@@ -289,10 +289,3 @@ def test_what_is_not_covered_is_refused(message: str) -> None:
 
     with pytest.raises(kind, match=message):
         scaled_mm(**{"input": a, "mat2": b, "scale_a": ONE, "scale_b": ONE} | how)
-
-
-def test_the_operator_refuses_another_recipe() -> None:
-    a, b = fp8_operands(4, 6, 8)
-
-    with pytest.raises(ValueError, match="out_recipe is '128x128', expected 1x128"):
-        torch.ops.outblas.scaled_mm_quantized(a, b, ONE, ONE, "128x128")

@@ -11,11 +11,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import vmap
-from torch.func import grad, hessian
 
 from outblas import (
     FP8Linear,
-    OperandError,
     addmm,
     grouped_mm,
     linear,
@@ -25,8 +23,6 @@ from outblas import (
     scaled_grouped_mm,
     scaled_mm,
 )
-from outblas.core.epilogue import apply
-from outblas.torch_ops import ops
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::outblas.FallbackWarning",
@@ -36,42 +32,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 Tensor = torch.Tensor
 Shape = tuple[int, ...]
-Function = Callable[..., Tensor]
 FP8 = torch.float8_e4m3fn
-A, W, BIAS = torch.randn(6, 5), torch.randn(4, 5).requires_grad_(), torch.randn(4).requires_grad_()
-
-
-# ---- autocast
-X = torch.randn(3, 6, 5)
-# Functions of ours and of torch, and their operands, of which `narrow` makes some narrow already.
-AUTOCAST_CALLS: dict[str, tuple[Function, Function, Callable[[torch.dtype], tuple[Any, ...]]]] = {
-    "matmul of a narrow operand": (matmul, torch.matmul, lambda narrow: (X.to(narrow), W.t())),
-    "addmm": (addmm, torch.addmm, lambda narrow: (BIAS, X[0], W.t())),
-    "linear": (linear, torch.nn.functional.linear, lambda narrow: (X, W, BIAS)),
-}
-
-
-@pytest.mark.parametrize("name", AUTOCAST_CALLS)
-def test_autocast_casts_and_has_gradients_as_torch_does(name: str) -> None:
-    ours, torchs, operands = AUTOCAST_CALLS[name]
-
-    def gradients(y: Tensor) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(y.sum(), (W, BIAS), allow_unused=True, materialize_grads=True)
-
-    for dtype in (torch.bfloat16, torch.float16):
-        with torch.autocast("cpu", dtype=dtype):
-            got, want = ours(*operands(dtype)), torchs(*operands(dtype))
-
-        torch.testing.assert_close(got, want)
-        torch.testing.assert_close(gradients(got), gradients(want), atol=0.05, rtol=0.02)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_autocast_keeps_the_dtype_that_a_call_asks_for(dtype: torch.dtype) -> None:
-    with torch.autocast("cpu", dtype=dtype):
-        wide = matmul(A, W.t(), out_dtype=torch.float32, bias=BIAS.to(dtype))
-
-    assert wide.dtype == torch.float32
 
 
 # ---- bits
@@ -249,93 +210,3 @@ def test_calls_and_gradients_under_another_default_dtype(
         torch.set_default_dtype(default)
         for tensors, expected in zip(leaves, want, strict=True):
             assert_same_bits(results(tensors), expected)
-
-
-# ---- what vmap refuses
-# Calls that must raise under vmap as they do without: shapes of operands, and which are mapped.
-Dims = tuple[int | None, ...]
-WRONG: dict[str, tuple[Function, list[Shape], Dims]] = {
-    "shape of c": (
-        lambda c, a, b: addmm(c, a, b, beta=0),
-        [(2, 7), (2, 3, 4), (2, 4, 5)],
-        (0,) * 3,
-    ),
-    "c of too many dimensions": (addmm, [(2, 1, 3, 5), (2, 3, 4), (4, 5)], (0, 0, None)),
-    "a of one dimension": (addmm, [(5,), (2, 4), (4, 5)], (None, 0, None)),
-    "a of three dimensions": (addmm, [(5,), (2, 3, 4), (2, 4, 5)], (None, None, 0)),
-    "inner sizes of addmm": (addmm, [(2, 5), (3, 4), (3, 5)], (0, None, None)),
-    "no dimensions": (matmul, [(2, 3, 4, 1), (2,)], (0, 0)),
-    "inner sizes": (matmul, [(2, 3, 4), (2, 5, 4)], (0, 0)),
-    "dtypes": (lambda a, b: matmul(a, b.double()), [(2, 3, 4), (4, 5)], (0, None)),
-    "dtype of c": (
-        lambda c, *ab: addmm(c.bfloat16(), *ab),
-        [(2, 5), (2, 3, 4), (2, 4, 5)],
-        (0,) * 3,
-    ),
-    "batches": (matmul, [(2, 3, 3, 4), (2, 2, 4, 5)], (0, 0)),
-    "odd columns": (lambda a, b: matmul(a, b, activation="swiglu"), [(2, 3, 4), (4, 5)], (0, None)),
-    "bias": (
-        lambda a, b, bias: matmul(a, b, bias=bias),
-        [(3, 4), (4, 5), (2, 7)],
-        (None, None, 0),
-    ),
-    "residual": (
-        lambda a, b, residual: matmul(a, b, residual=residual),
-        [(3, 4), (4, 5), (2, 2, 3, 5)],
-        (None, None, 0),
-    ),
-    "derivative": (lambda g, x: ops.activation_backward(g, x, "gelu"), [(2,), (2, 2)], (0, None)),
-    "derivative of a pair": (
-        lambda g, x: ops.activation_backward(g, x, "swiglu"),
-        [(1,), (2,)],
-        (None, 0),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_vmap_checks_each_call(name: str) -> None:
-    call, shapes, dims = WRONG[name]
-    operands = [torch.randn(shape) for shape in shapes]
-    with pytest.raises(OperandError) as plain:
-        call(*(t if dim is None else t[0] for t, dim in zip(operands, dims, strict=True)))
-
-    with pytest.raises(OperandError) as mapped:
-        vmap(call, dims)(*operands)
-
-    assert str(mapped.value) == str(plain.value)
-
-
-@pytest.mark.parametrize(("alpha", "beta"), [(1, 1), (1.5, 2.9), (2, 0.5)])
-def test_vmap_of_integers_is_that_of_one_call(alpha: float, beta: float) -> None:
-    a, b, c = (torch.randint(-9, 9, s, dtype=torch.int8) for s in ((3, 6, 5), (5, 4), (6, 4)))
-
-    def call(a: Tensor) -> Tensor:
-        return addmm(c, a, b, alpha=alpha, beta=beta)
-
-    assert torch.equal(vmap(call)(a), torch.stack([call(t) for t in a]))
-
-
-# ---- torch.func
-MAPPED_X = None, None, 0
-TRANSFORMS: dict[str, Callable[[Function], Any]] = {
-    "vmap of grad": lambda f: vmap(grad(f, (0, 1)), MAPPED_X),
-    "grad of grad": lambda f: grad(lambda *t: grad(f)(*t).square().sum()),
-    "hessian": lambda f: hessian(f, 1),
-}
-
-
-@pytest.mark.parametrize("name", TRANSFORMS)
-def test_transforms_of_gradients(name: str) -> None:
-    """Of a scalar, as a function of a weight, a bias and an input."""
-    given = [torch.randn(shape).double() for shape in ((4, 5), (4,), (7, 3, 5))]
-
-    def ours(w: Tensor, bias: Tensor, x: Tensor) -> Tensor:
-        return linear(x, w, bias, activation="gelu").square().sum()
-
-    def torchs(w: Tensor, bias: Tensor, x: Tensor) -> Tensor:
-        return apply(torch.nn.functional.linear(x, w, bias), "gelu", None).square().sum()
-
-    got = TRANSFORMS[name](ours)(*given)
-
-    torch.testing.assert_close(got, TRANSFORMS[name](torchs)(*given))
