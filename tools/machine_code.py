@@ -35,7 +35,7 @@ from outblas.base.compat.triton_private import ptxas
 from outblas.base.configs import from_text
 from outblas.core import epilogue, fp8, quantization
 from outblas.core import problem as operands
-from outblas.core.artifact import Artifact, cta_threads
+from outblas.core.artifact import cta_threads
 from outblas.core.grouped import Form, GroupedProblem, GroupedTensors, describe
 from outblas.core.problem import Problem
 from outblas.inspect import read_cubin
@@ -125,23 +125,26 @@ def variant(entry: Mapping[str, Any]) -> KernelVariant:
     return KernelVariant(**fields)
 
 
-def compile_variant(variant: KernelVariant) -> Artifact:
-    """Compiles a kernel of the registry, without a GPU.
+def compile_variant(variant: KernelVariant) -> tuple[bytes, int, int]:
+    """Compiles a kernel, without a GPU, and returns its cubin, and bytes of shared memory and
+    threads of a CTA.
 
     Raises ValueError for a config or a call that the kernel does not support, ImportError when its
     DSL is not installed.
     """
-    if variant.form:
-        from outblas.hopper import grouped as kernel
-
-        config = from_text(kernel.Config, variant.config) if variant.config else None
-        return kernel.artifact(grouped_problem(variant), config)
-    module = registry.load(variant.kernel)
+    if variant.kernel == ACTIVATION_BACKWARD:
+        compiled = _activation_backward(variant)
+        return compiled.asm["cubin"], compiled.metadata.shared, cta_threads(compiled.asm["ptx"])
+    module = registry.load("hopper.gemm" if variant.form else variant.kernel)
     config = from_text(module.Config, variant.config) if variant.config else None
-    artifact: Artifact = module.artifact(
-        config, arch=variant.arch, layout=variant.layout, problem=problem(variant)
-    )
-    return artifact
+    if variant.form:
+        from outblas.hopper import grouped
+
+        artifact = grouped.artifact(grouped_problem(variant), config)
+    else:
+        call = problem(variant)
+        artifact = module.artifact(config, arch=variant.arch, layout=variant.layout, problem=call)
+    return artifact.cubin, artifact.smem_bytes, artifact.threads
 
 
 def problem(variant: KernelVariant) -> Problem:
@@ -288,13 +291,7 @@ def figures(variant: KernelVariant) -> dict[str, Any]:
     and `threads` per CTA. `instructions` is their total number, `counts` the numbers of `COUNTED`
     instructions by mnemonic. Raises the errors of `compile_variant`.
     """
-    if variant.kernel == ACTIVATION_BACKWARD:
-        compiled = _activation_backward(variant)
-        cubin, smem_bytes = compiled.asm["cubin"], compiled.metadata.shared
-        threads = cta_threads(compiled.asm["ptx"])
-    else:
-        artifact = compile_variant(variant)
-        cubin, smem_bytes, threads = artifact.cubin, artifact.smem_bytes, artifact.threads
+    cubin, smem_bytes, threads = compile_variant(variant)
     code = read_cubin(cubin)
     counts = {name: n for name, n in code.instructions.items() if name.split(".")[0] in COUNTED}
     return {

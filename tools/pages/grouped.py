@@ -177,12 +177,12 @@ def _cells(m: Measurement, torch: Measurement | None) -> list[str]:
 
 def _summaries(whose: str, rows: Sequence[Measurement]) -> list[list[str]]:
     ratios = [m.ratio for m in rows if m.ratio is not None]
-    means = {"geometric mean": geometric_mean, "least": min}
-    after = [""] * (len(_COLUMNS) - _RATIO)
+    if not ratios:
+        return []
+    summaries = {"geometric mean": geometric_mean(ratios), "least": min(ratios)}
+    before, after = [""] * (_RATIO - 1), [""] * (len(_COLUMNS) - _RATIO)
     return [
-        [f"{whose}{name}", *[""] * (_RATIO - 1), f"**{mean(ratios):.3f}**", *after]
-        for name, mean in means.items()
-        if ratios
+        [f"{whose}{name}", *before, f"**{ratio:.3f}**", *after] for name, ratio in summaries.items()
     ]
 
 
