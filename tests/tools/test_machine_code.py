@@ -57,12 +57,12 @@ def test_the_snapshot_has_every_kernel_for_every_architecture() -> None:
 
 
 def test_ci_compiles_every_kernel_and_every_architecture() -> None:
-    compiled = [ENTRIES[name]["compile"] for name in IN_CI]
+    variants = [ENTRIES[name]["compile"] for name in IN_CI]
 
-    assert {each["kernel"] for each in compiled} == {
+    assert {variant["kernel"] for variant in variants} == {
         entry["compile"]["kernel"] for entry in ENTRIES.values()
     }
-    assert {each["arch"] for each in compiled} == {75, 80, 90}
+    assert {variant["arch"] for variant in variants} == {75, 80, 90}
 
 
 # Bytes that a thread spills, of so many registers that no tile without spills was as fast.
