@@ -8,7 +8,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
@@ -141,7 +141,14 @@ class Compilers:
             try:
                 return self._started()
             except WorkerDied as death:
-                self._note_failed_start(str(death))
+                with self._lock:
+                    self._failed_starts += not self._closed
+                    impossible = self._failed_starts == STARTS
+                if impossible:
+                    fallback.warn_once(
+                        f"compile processes cannot be started ({death}), so configs are compiled "
+                        "in the process that measures them"
+                    )
         return None
 
     def _started(self) -> WorkerProcess:
@@ -157,16 +164,6 @@ class Compilers:
         self._own.process, self._own.calls, self._own.loaded = process, 0, set()
         process.await_ready()
         return process
-
-    def _note_failed_start(self, reason: str) -> None:
-        with self._lock:
-            self._failed_starts += not self._closed
-            impossible = self._failed_starts == STARTS
-        if impossible:
-            fallback.warn_once(
-                f"compile processes cannot be started ({reason}), so configs are compiled in the "
-                "process that measures them"
-            )
 
 
 def default_workers() -> int:
@@ -234,7 +231,6 @@ class Ahead:
         groups: dict[tuple[str, str], list[Candidate]] = {}
         for candidate in candidates:
             groups.setdefault((candidate.target.name, candidate.compile_key), []).append(candidate)
-        self._begun = False
         self._waiting = deque(groups.values())
         self._running: dict[Built, list[Candidate]] = {}
         self._ready: deque[tuple[Candidate, Built | None]] = deque()
@@ -258,23 +254,22 @@ class Ahead:
         self._running.clear()
         self._ready.clear()
 
-    def __iter__(self) -> Ahead:
-        return self
-
-    def __next__(self) -> tuple[Candidate, Built | None]:
-        self._feed()
-        while self._running and not self._ready:
-            left = None if self._until is None else max(0.0, self._until - time.monotonic())
-            wait(self._running, timeout=left, return_when=FIRST_COMPLETED)
-            self._collect()
-            if self._late():
-                break
-        if self._late() and (self._begun or not self._ready):
-            self._drop()
-        if not self._ready:
-            raise StopIteration
-        self._begun = True
-        return self._ready.popleft()
+    def __iter__(self) -> Iterator[tuple[Candidate, Built | None]]:
+        begun = False
+        while True:
+            self._feed()
+            while self._running and not self._ready:
+                left = None if self._until is None else max(0.0, self._until - time.monotonic())
+                wait(self._running, timeout=left, return_when=FIRST_COMPLETED)
+                self._collect()
+                if self._late():
+                    break
+            if self._late() and (begun or not self._ready):
+                self._drop()
+            if not self._ready:
+                return
+            begun = True
+            yield self._ready.popleft()
 
     def _late(self) -> bool:
         return self._until is not None and time.monotonic() > self._until

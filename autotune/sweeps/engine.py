@@ -18,7 +18,7 @@ from outblas.autotune.measure.progress import Progress, Report
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps.options import SweepOptions
 from outblas.autotune.sweeps.outcome import Failure, Job, Sweep
-from outblas.autotune.sweeps.tuner import tune
+from outblas.autotune.sweeps.tuner import Tuning
 
 STOP_SECONDS = 10.0  # for an interrupted sweep to end
 LEAST_SECONDS = 5.0  # minimum budget of a workload
@@ -149,16 +149,17 @@ class Engine:
         if place.compilers is not None and budget is not None:
             # The first workload must not be charged for the start of the compilers.
             place.compilers.await_one(job.targets[0], budget / 4)
-        outcome = tune(
-            replace(job, seconds=self.budget.share()),
+        job = replace(job, seconds=self.budget.share())
+        outcome = Tuning(
+            job,
             gpu,
             place.bench,
             place.compilers,
             self.store,
             self.report,
-            label=place.label,
-            stopped=self.stop.is_set,
-        )
+            place.label,
+            self.stop.is_set,
+        ).run()
         with self.lock:
             self.result.add(outcome)
 

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypedDict
+from dataclasses import dataclass
+from typing import Literal, TypedDict
 
 from outblas.autotune.measure.isolated import TRIAL_SECONDS
 from outblas.autotune.search.strategy import Strategy
@@ -103,13 +103,3 @@ class SweepKeywords(TypedDict, total=False):
     trial_seconds: float
     weights: Weights
     epilogue: str
-
-
-def options_with(options: SweepOptions | None, keywords: SweepKeywords) -> SweepOptions:
-    """Returns the options with some of them changed. Raises TypeError for an unknown keyword."""
-    names = {field.name for field in fields(SweepOptions)}
-    for name in keywords:
-        if name not in names:
-            raise TypeError(f"sweep() got an unexpected keyword argument {name!r}")
-    changes: Any = keywords
-    return replace(options or SweepOptions(), **changes)

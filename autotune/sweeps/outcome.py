@@ -7,30 +7,24 @@ from outblas.autotune.search.plan import Plan
 from outblas.autotune.search.strategy import ModelRanked, Strategy
 from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import BestConfig, Gpu, Trial, Workload
+from outblas.autotune.sweeps.options import SweepOptions
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to tune: competing kernels, one workload, and limits.
+    """What to tune: competing kernels, one workload, and how.
 
     Attributes:
         targets: the kernels.
-        trials: how many configs of each kernel to measure, the first that `strategy` proposes;
-            None: all valid ones.
-        top_k: how many configs go to the finals.
+        options: the options of the sweep.
         seconds: the time for the whole job; None: no limit.
-        resume: whether results in the store count; otherwise everything is measured again.
-        retry_failed: whether configs that have failed are measured again.
         strategy: decides which configs are measured, and in which order.
     """
 
     targets: tuple[TuneTarget, ...]
     workload: Workload
-    trials: int | None = None
-    top_k: int = 8
+    options: SweepOptions = field(default_factory=SweepOptions)
     seconds: float | None = None
-    resume: bool = True
-    retry_failed: bool = False
     strategy: Strategy = field(default_factory=ModelRanked)
 
 

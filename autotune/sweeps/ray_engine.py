@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 from outblas.autotune.measure.compile_pool import Compiled, Compilers, default_workers
 from outblas.autotune.measure.isolated import Cancelled, MeasureWorker
@@ -23,6 +23,8 @@ from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps.engine import Engine
 from outblas.autotune.sweeps.options import SweepOptions
 from outblas.autotune.sweeps.outcome import Job, Sweep
+
+T = TypeVar("T")
 
 # Actors that die in a row without a result before their GPU is given up: more than a config may
 # take with it.
@@ -184,29 +186,25 @@ class RemotePlace:
         return self._restarts_before + self._restarts
 
     def describe(self) -> Gpu:
-        gpu: Gpu = self._measure("describe")
+        gpu = self._measure(MeasureWorker.describe)
         if self._on_gpu and gpu.arch == 0:
             raise WorkerDied("failed", "torch finds no NVIDIA GPU that it can use")
         return gpu
 
     def open(self, workload: Workload) -> float:
-        cublas_us: float = self._measure("open", workload)
-        return cublas_us
+        return self._measure(MeasureWorker.open, workload)
 
     def screen(self, workload: Workload, entry: Entry, best_us: float | None) -> Screened:
-        screened: Screened = self._measure("screen", workload, entry, best_us)
-        return screened
+        return self._measure(MeasureWorker.screen, workload, entry, best_us)
 
     def enter(self, workload: Workload, entry: Entry) -> Screened:
-        screened: Screened = self._measure("enter", workload, entry)
-        return screened
+        return self._measure(MeasureWorker.enter, workload, entry)
 
     def race(self, entries: Sequence[Entry], rounds: int) -> tuple[list[float], list[list[float]]]:
-        times: tuple[list[float], list[list[float]]] = self._measure("race", entries, rounds)
-        return times
+        return self._measure(MeasureWorker.race, entries, rounds)
 
     def forget(self, entries: Sequence[Entry]) -> None:
-        self._measure("forget", entries)
+        self._measure(MeasureWorker.forget, entries)
 
     def submit(
         self, target: TuneTarget, workload: Workload, config: str, arch: int
@@ -239,16 +237,18 @@ class RemotePlace:
             with contextlib.suppress(Exception):
                 self._ray.kill(self._actor)
 
-    def _measure(self, method: str, *arguments: Any) -> Any:
+    def _measure(self, method: Callable[..., T], *arguments: Any) -> T:
         """Calls a method of the actor's worker. Raises WorkerDied, Cancelled."""
+        name = method.__name__
         actor = self._started()
         call = actor.measure.options(concurrency_group="measure").remote
-        result, self._restarts, self.unlocked = self._answer(lambda: call(method, *arguments))
-        if method in ("screen", "race"):
+        result, self._restarts, self.unlocked = self._answer(lambda: call(name, *arguments))
+        if name in ("screen", "race"):
             self._lost = 0
         if isinstance(result, tuple) and isinstance(result[0], str):
             raise WorkerDied(*result)
-        return result
+        returned: T = result
+        return returned
 
     def _started(self) -> Any:
         """Returns the actor, a new one where there is none. Raises WorkerDied, Cancelled."""

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias, Unpack
 
@@ -17,7 +18,7 @@ from outblas.autotune.search.target import of as target_of
 from outblas.autotune.store.records import Weights, Workload
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps import engine
-from outblas.autotune.sweeps.options import SweepKeywords, SweepOptions, options_with
+from outblas.autotune.sweeps.options import SweepKeywords, SweepOptions
 from outblas.autotune.sweeps.outcome import Job, Sweep
 from outblas.base import grouped_shapes
 from outblas.base.grouped_shapes import TERMS_LAYOUT, GroupedWorkload
@@ -90,7 +91,7 @@ def sweep(
         ValueError: layout is 'np', expected one of nt, nn, tn, tt
     """
     begun = time.monotonic()
-    settings = options_with(options, keywords)
+    settings = replace(options or SweepOptions(), **keywords)
     workloads = workloads_of(shapes, dtype, out_dtype, layout, settings.weights, settings.epilogue)
     jobs = _jobs(kernels, workloads, settings)
     gpus = visible_gpus(settings.gpus) if settings.engine == "local" else []
@@ -126,18 +127,7 @@ def _jobs(
     for target in targets:
         fingerprint(target.module)  # a module that is missing is an error before anything starts
     strategy = strategy_of(options.strategy)
-    return [
-        Job(
-            targets,
-            workload,
-            trials=options.trials,
-            top_k=options.top_k,
-            resume=options.resume,
-            retry_failed=options.retry_failed,
-            strategy=strategy,
-        )
-        for workload in workloads
-    ]
+    return [Job(targets, workload, options, strategy=strategy) for workload in workloads]
 
 
 def check_targets(targets: Sequence[TuneTarget], workloads: Sequence[Workload]) -> None:

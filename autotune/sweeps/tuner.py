@@ -5,7 +5,7 @@ configs take turns in the finals.
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from outblas.autotune.measure.compile_pool import UNBUILT, Pool
 from outblas.autotune.measure.finals import Finals, SuccessiveElimination
@@ -34,45 +34,33 @@ from outblas.base.grouped_shapes import DISTRIBUTIONS, Grouping
 SCREEN_SHARE = 0.75  # of the budget; the rest is for the finals
 
 
-def tune(
-    job: Job,
-    gpu: Gpu,
-    bench: Bench,
-    compilers: Pool | None,
-    store: Store,
-    report: Report = silent,
-    *,
-    label: str = "",
-    stopped: Callable[[], bool] = lambda: False,
-) -> Outcome:
-    """Runs a job. Every trial is in `store` as soon as it is finished, so killing this process
-    loses only the current one.
+@dataclass
+class Tuning:
+    """The tuning of a job's workload. Every trial is in `store` as soon as it is finished, so
+    killing this process loses only the current one.
 
-    `stopped` tells that the sweep was interrupted; Cancelled is raised where the job would
-    otherwise wait for other drivers. Raises StrategyError for errors of the job's strategy.
+    `stopped` tells that the sweep was interrupted; `run` raises Cancelled where it would otherwise
+    wait for other drivers, and StrategyError for errors of the job's strategy.
     """
-    return _Tuning(job, gpu, bench, compilers, store, report, label, stopped).run()
 
+    job: Job
+    gpu: Gpu
+    bench: Bench
+    compilers: Pool | None
+    store: Store
+    report: Report = silent
+    label: str = ""
+    stopped: Callable[[], bool] = lambda: False
 
-class _Tuning:
-    def __init__(
-        self,
-        job: Job,
-        gpu: Gpu,
-        bench: Bench,
-        compilers: Pool | None,
-        store: Store,
-        report: Report,
-        label: str,
-        stopped: Callable[[], bool],
-    ) -> None:
-        self.job, self.gpu, self.bench, self.store = job, gpu, bench, store
-        self.view = JobView(store, job.workload, resume=job.resume, retry_failed=job.retry_failed)
+    def __post_init__(self) -> None:
+        job, gpu, options = self.job, self.gpu, self.job.options
+        self.view = JobView(
+            self.store, job.workload, resume=options.resume, retry_failed=options.retry_failed
+        )
         self.sources = {target.name: target.fingerprint for target in job.targets}
 
         base = base_name(job.workload, on_gpu=gpu.arch > 0)
-        self.progress = Progress(job.workload, gpu=label or gpu.name, base=base)
-        self.say: Callable[[], None] = lambda: report(self.progress)
+        self.progress = Progress(job.workload, gpu=self.label or gpu.name, base=base)
         started = time.monotonic()
         self.until: float | None = None  # when screening ends
         if job.seconds is not None:
@@ -81,21 +69,26 @@ class _Tuning:
 
         space = prune(job.targets, job.workload, gpu)
         self.search = Search(
-            job.workload, gpu, space.candidates, trials=job.trials, until=self.until
+            job.workload, gpu, space.candidates, trials=options.trials, until=self.until
         )
         self.outcome = Outcome(job, gpu, Plan.before_proposals(space))
         self.screen = Screen(
             self.view,
-            bench,
-            compilers if gpu.arch else None,
+            self.bench,
+            self.compilers if gpu.arch else None,
             self.outcome,
             self.search,
             self.progress,
             self.say,
-            stopped,
+            self.stopped,
         )
 
+    def say(self) -> None:
+        """Reports the progress."""
+        self.report(self.progress)
+
     def run(self) -> Outcome:
+        """Runs the job."""
         progress, outcome = self.progress, self.outcome
         try:
             self._measure_proposals()
@@ -149,7 +142,7 @@ class _Tuning:
         """Returns whether an earlier sweep has run the finals of these trials, so that its winners
         are those of this sweep.
         """
-        if not self.job.resume or self.outcome.new:
+        if not self.job.options.resume or self.outcome.new:
             return False
         earlier = {winner.kernel: winner for winner in self._winners_at(self.job.workload)}
         names = [target.name for target in self.job.targets]
@@ -223,7 +216,7 @@ class _Tuning:
         """
         timed = [trial for trial in self.outcome.trials if trial.ok and trial.us is not None]
         timed.sort(key=lambda trial: trial.us or 0.0)
-        yield from timed[: self.job.top_k]
+        yield from timed[: self.job.options.top_k]
         for target in self.job.targets:
             yield from [trial for trial in timed if trial.kernel == target.name][:1]
         yield from self._winners_at(self.job.workload)

@@ -3,7 +3,6 @@ GPU needed.
 """
 
 import itertools
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,8 +24,7 @@ from outblas.base.configs import to_text
 from outblas.core.epilogue import EpilogueArgs
 from outblas.core.problem import Problem, problem
 from outblas.hopper import gemm, hilbert
-from outblas.runtime import fallback, hooks, launcher
-from outblas.runtime.default_kernel import Mode
+from outblas.runtime import hooks, launcher
 
 AT = Workload(64, 64, 64)
 HILBERT: dict[str, Any] = {"kernel": "hopper.hilbert", "config": to_text(hilbert.Config())}
@@ -279,18 +277,6 @@ def test_nothing_is_looked_up_for_batches_empty_calls_and_cpus(
 
 A, B = torch.randn(6, 5), torch.randn(5, 4)
 MATMUL, TUNE = cast("Callable[..., Any]", outblas.matmul), cast("Callable[..., Any]", outblas.tune)
-
-
-@pytest.mark.usefixtures("never_asked")
-@pytest.mark.parametrize("tune", ["off", "lookup", "on"])
-def test_calls_without_a_gpu_are_right_in_every_mode(tune: Mode) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", fallback.FallbackWarning)
-        by_torch = outblas.matmul(A, B, tune=tune)
-    interpreted = outblas.matmul(A, B, tune=tune, kernel="portable")
-
-    assert torch.equal(by_torch, A @ B)
-    assert torch.allclose(interpreted, A @ B, atol=1e-5)
 
 
 # Tuning a shape that is met for the first time.

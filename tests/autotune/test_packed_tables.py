@@ -1,6 +1,5 @@
 """The tables of a pack choose the kernels of the products that it was built for."""
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -316,13 +315,3 @@ def test_a_list_of_products_that_nobody_can_read_lists_none(
 
     with pytest.warns(RuntimeWarning, match="the tables are not used"):
         assert gpu.launched(call()) == ("hopper.gemm", SECOND)
-
-
-def test_tables_are_described(build: Build) -> None:
-    path = build(winner(FIRST), winner(FASTER))
-
-    (row,) = packed_tables.described(pack.read(path))
-
-    assert (row["name"], row["gpu"]) == ("shipped/NVIDIA_H100_80GB_HBM3.json", H100.name)
-    assert row["entries"] == 2
-    assert json.dumps(row)

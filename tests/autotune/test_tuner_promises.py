@@ -35,9 +35,10 @@ from outblas.autotune.measure.progress import Progress
 from outblas.autotune.store.records import Trial
 from outblas.autotune.store.store import Store, StoreError
 from outblas.autotune.sweeps import engine
+from outblas.autotune.sweeps.options import SweepOptions
 from outblas.autotune.sweeps.outcome import Job, Outcome
 from outblas.autotune.sweeps.sweep import sweep
-from outblas.autotune.sweeps.tuner import tune
+from outblas.autotune.sweeps.tuner import Tuning
 
 pytestmark = [
     pytest.mark.long,
@@ -95,7 +96,8 @@ def drive(path: Path, *, trial_seconds: float = 20.0, **options: Any) -> Outcome
         AcknowledgingStore(path) as store,
         LeanWorker("cpu", trial_seconds=trial_seconds) as bench,
     ):
-        return tune(Job((SUBJECT,), WORKLOAD, **options), H100, bench, None, store)
+        job = Job((SUBJECT,), WORKLOAD, SweepOptions(**options))
+        return Tuning(job, H100, bench, None, store).run()
 
 
 def forked(function: Callable[..., object], *arguments: Any, **options: Any) -> int:

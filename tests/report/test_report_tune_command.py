@@ -51,21 +51,11 @@ def in_kept(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(kept)
 
 
-@pytest.fixture(scope="module")
-def said_and_written(
-    kept: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, dict[str, Path]]:
-    """What one run of the command says, and the page, the chart and the record that it writes."""
-    folder = tmp_path_factory.mktemp("written")
-    files = {"html": folder / "t.html", "chart": folder / "t.png", "save": folder / "t.json"}
+def test_the_command_says_and_writes_what_was_found(kept: Path, tmp_path: Path) -> None:
+    files = {"html": tmp_path / "t.html", "chart": tmp_path / "t.png", "save": tmp_path / "t.json"}
     options = " ".join(f"--{option} {path}" for option, path in files.items())
-    return command(f"--from {kept / 'export'} {options}").stdout, files
 
-
-def test_the_command_says_and_writes_what_was_found(
-    said_and_written: tuple[str, dict[str, Path]],
-) -> None:
-    said, files = said_and_written
+    said = command(f"--from {kept / 'export'} {options}").stdout
 
     assert "hopper.hilbert, 4096 bfloat16 nt, NVIDIA H100 80GB HBM3" in said
     assert squeezed("is the first of 16 in the predicted order") in squeezed(said)

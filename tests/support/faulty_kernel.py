@@ -10,9 +10,6 @@ Kernels with other configs and notes take the faults, the product and the space 
 
 import ctypes
 import os
-import signal
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -60,8 +57,6 @@ def plan(problem: Problem, config: Config | None = None) -> Callable[..., None]:
     config = config or Config()
     _note(config)
     time.sleep(config.sleep / 1000)
-    if config.fault == "exit-idle":
-        threading.Timer(0.5, os._exit, [3]).start()
     return product(config)
 
 
@@ -71,7 +66,7 @@ def product(config: FaultyConfig) -> Callable[..., None]:
     def launch(
         a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float
     ) -> None:
-        fail(config.fault, config)
+        fail(config.fault)
         torch.mm(a, b, out=out)
         if config.fault == "wrong":
             out[-1, -1] += 1
@@ -91,40 +86,19 @@ def fail_to_compile(config: FaultyConfig) -> None:
         fail(fault)
 
 
-def fail(fault: str, config: FaultyConfig | None = None) -> None:
+def fail(fault: str) -> None:
     """Does what a fault is named for."""
     match fault:
-        case "wait":  # while there is a file
-            while Path(os.environ["FAULTY_LOG"] + ".wait").exists():
-                time.sleep(0.02)
-        case "killed-once":  # from outside, so to speak
-            if sum(note.config == to_text(config) for note in notes()) == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-        case "hang":
-            time.sleep(1000)
-        case "gil":
-            ctypes.PyDLL(None).sleep(1000)  # holds the interpreter's lock, unlike CDLL
         case "segfault":
             ctypes.string_at(0)
-        case "abort":
-            signal.signal(signal.SIGABRT, signal.SIG_DFL)
-            os.abort()
-        case "exit":
-            os._exit(3)
-        case "quit":
-            sys.exit(3)
         case "raise":
             raise RuntimeError("no luck today")
         case "unprintable":
             raise Unprintable
         case "base":
             raise NotAnException("no luck today")
-        case "odd":
-            raise OddError("cannot be unpickled", 1)
         case "oom":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80.00 GiB")
-        case "memory":
-            bytearray(64 << 30)
 
 
 class Unprintable(Exception):
@@ -136,14 +110,6 @@ class Unprintable(Exception):
 
 class NotAnException(BaseException):
     """What `except Exception` lets through."""
-
-
-class OddError(Exception):
-    """As those of compilers are that keep a place in the source."""
-
-    def __init__(self, text: str, line: int) -> None:
-        super().__init__(text)
-        self.line = line
 
 
 def space(problem: Problem, machine: object) -> Space[Config]:

@@ -103,7 +103,7 @@ def _winner(report: TuneReport) -> TextTable:
         rows += [
             ("lead", f"the runner-up takes {_lead(w)}{resolved}"),
             ("confidence", _confidence(w)),
-            ("runner-up", _beside(w.runner_up, w.config)),
+            ("runner-up", split([w.runner_up, w.config])[1][0]),
         ]
     if w.valid:
         rows.append(("measured", f"{w.screened} of {w.valid} valid configs"))
@@ -191,11 +191,6 @@ def _confidence(w: BestConfig) -> str:
     if words == "tie":
         return "a tie: no finalist is surely the fastest"
     return f"{words} that it is the fastest of the finalists"
-
-
-def _beside(config: str, other: str) -> str:
-    """The fields in which a config differs from another."""
-    return split([config, other])[1][0]
 
 
 def _days(trials: Iterable[Trial]) -> str:

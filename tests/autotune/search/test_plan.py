@@ -29,20 +29,13 @@ def whole() -> Plan:
         return planned(HILBERT, PORTABLE, SYNTHETIC)
 
 
-def test_what_is_generated_is_ranked_or_pruned(whole: Plan) -> None:
+def test_what_is_generated_is_ranked_by_its_prediction_or_pruned_by_a_rule(whole: Plan) -> None:
     assert whole.generated > 6000
     assert whole.generated == len(whole.ranked) + sum(pruned.count for pruned in whole.pruned)
     assert whole.valid == len(whole.ranked)
-
-
-def test_configs_of_several_kernels_are_ranked_by_their_predictions(whole: Plan) -> None:
     times = [candidate.predicted_us for candidate in whole.ranked]
-
     assert times == sorted(times)
     assert {candidate.target for candidate in whole.ranked} == {HILBERT, PORTABLE, SYNTHETIC}
-
-
-def test_a_rule_has_no_figures_and_its_example_has(whole: Plan) -> None:
     for pruned in whole.pruned:
         assert not re.search(r"\d", pruned.rule)
         assert re.search(r"\d", pruned.example)

@@ -14,7 +14,7 @@ from support.clocks import Clock
 from support.fake_bench import FakeWorker, number
 from support.sweeps import H100, SUBJECT, WORKLOAD
 
-from outblas.autotune import Strategy, StrategyError
+from outblas.autotune import Strategy, StrategyError, SweepOptions
 from outblas.autotune.measure import compile_pool, finals
 from outblas.autotune.search import strategy as strategies
 from outblas.autotune.search.plan import MOST_STALE_BATCHES, batches
@@ -47,12 +47,12 @@ def tune(
     strategy: Strategy,
     store: Store,
     bench: FakeWorker | None = None,
-    compilers: Any = None,
+    seconds: float | None = None,
     **options: Any,
 ) -> Outcome:
     """What comes of a job with a strategy, measured by a worker that is played."""
-    job = Job((SUBJECT,), WORKLOAD, strategy=strategy, **options)
-    return tuner.tune(job, H100, bench or FakeWorker(), compilers, store)  # type: ignore[arg-type]
+    job = Job((SUBJECT,), WORKLOAD, SweepOptions(**options), seconds, strategy)
+    return tuner.Tuning(job, H100, bench or FakeWorker(), None, store).run()  # type: ignore[arg-type]
 
 
 def measured_order(strategy: Strategy, store: Store, **options: Any) -> tuple[list[int], Outcome]:

@@ -13,16 +13,16 @@ from support.faulty_kernel import Config, notes
 from support.in_process import measure_here
 from support.sweeps import H100, OPTIONS, SUBJECT, WORKLOAD, gone, soon
 
-from outblas.autotune import SweepOptions, sweep
+from outblas.autotune import Sweep, SweepOptions, sweep
 from outblas.autotune.measure.compile_pool import Compilers
 from outblas.autotune.measure.isolated import MeasureWorker
 from outblas.autotune.measure.progress import Progress
 from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import Workload
 from outblas.autotune.store.store import Store
-from outblas.autotune.sweeps import tuner
+from outblas.autotune.sweeps import engine, tuner
 from outblas.autotune.sweeps.engine import LEAST_SECONDS, Budget, one_at_a_time
-from outblas.autotune.sweeps.options import SweepKeywords, options_with
+from outblas.autotune.sweeps.options import SweepKeywords
 from outblas.autotune.sweeps.outcome import Job
 from outblas.autotune.sweeps.sweep import visible_gpus
 from outblas.base.configs import from_text
@@ -40,9 +40,9 @@ def test_faults_cost_a_trial_each(path: Path, monkeypatch: pytest.MonkeyPatch) -
     """
     monkeypatch.setenv("FAULTY_CONFIGS", "1")
     monkeypatch.setenv("FAULTY_FAULTS", " ".join(FAULTS))
-    job = Job((SUBJECT,), WORKLOAD, top_k=1)
+    job = Job((SUBJECT,), WORKLOAD, SweepOptions(top_k=1))
     with MeasureWorker("cpu") as bench, Compilers(1) as compilers, Store(path) as store:
-        outcome = tuner.tune(job, H100, bench, compilers, store)
+        outcome = tuner.Tuning(job, H100, bench, compilers, store).run()
 
     trials = defaultdict(list)
     for trial in outcome.trials:
@@ -105,14 +105,20 @@ def test_a_bad_argument_is_an_error_before_anything_is_measured(
 def test_a_module_and_an_option_that_are_not_there_are_named(path: Path) -> None:
     with pytest.raises(ImportError, match="no_such_module is not installed"):
         sweep(TuneTarget("mine", "no_such_module"), 16, store=path, **OPTIONS)
-    with pytest.raises(TypeError, match=r"sweep\(\) got an unexpected keyword argument 'trails'"):
+    with pytest.raises(TypeError, match="got an unexpected keyword argument 'trails'"):
         sweep(SUBJECT, 16, trails=4, store=path, **OPTIONS)  # type: ignore[call-arg]
 
 
-def test_a_keyword_takes_precedence_over_the_record() -> None:
-    options = options_with(SweepOptions(trials=1, top_k=2), {"trials": 4})
+def test_a_keyword_takes_precedence_over_the_record(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_local = Mock(return_value=Sweep())
+    monkeypatch.setattr(engine, "run_local", run_local)
 
-    assert options == SweepOptions(trials=4, top_k=2)
+    sweep(SUBJECT, 16, options=SweepOptions(trials=1, top_k=2), trials=4, store=path, **OPTIONS)
+
+    options = run_local.call_args.args[-1]
+    assert (options.trials, options.top_k) == (4, 2)
 
 
 def test_keywords_are_the_fields_of_the_record() -> None:

@@ -26,6 +26,7 @@ from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import Gpu, Trial, Workload, now
 from outblas.autotune.store.store import Owner, Store
 from outblas.autotune.sweeps import screening, tuner
+from outblas.autotune.sweeps.options import SweepOptions
 from outblas.autotune.sweeps.outcome import Job, Outcome
 from outblas.base.configs import to_text
 
@@ -73,10 +74,12 @@ def _tune(store: Store, monkeypatch: pytest.MonkeyPatch) -> Tune:
         compilers: Any = None,
         report: Report = silent,
         workload: Workload = WORKLOAD,
+        seconds: float | None = None,
         **options: Any,
     ) -> Outcome:
         monkeypatch.setenv("FAULTY_CONFIGS", str(configs))
-        return tuner.tune(Job(targets, workload, **options), on, bench, compilers, store, report)  # type: ignore[arg-type]
+        job = Job(targets, workload, SweepOptions(**options), seconds)
+        return tuner.Tuning(job, on, bench, compilers, store, report).run()  # type: ignore[arg-type]
 
     return tune
 
@@ -241,7 +244,7 @@ def test_an_interrupt_ends_the_waiting(
         worker: Any = FakeWorker()
         job = Job((SUBJECT,), WORKLOAD)
         with pytest.raises(Cancelled):
-            tuner.tune(job, H100, worker, None, store, stopped=stopped.is_set)
+            tuner.Tuning(job, H100, worker, None, store, stopped=stopped.is_set).run()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
