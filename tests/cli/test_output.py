@@ -61,15 +61,6 @@ def test_columns_that_do_not_fit_are_stacked_without_empty_cells() -> None:
     assert sum("kernel" in line for line in stacked) == 2
 
 
-def test_lines_of_cells_stay_beside_each_other_where_one_wraps() -> None:
-    rows = [("hopper.gemm", "4096\n8192", "1.014 (0.997–1.017)\n1.038 (1.037–1.039)")]
-
-    lines = lines_of(printed(38, ("kernel", "N", "× cuBLAS"), rows))
-
-    assert ["", "hopper.gemm", "4096", "1.014", ""] in lines
-    assert ["", "", "8192", "1.038", ""] in lines
-
-
 def test_cells_are_no_markup_and_no_commands_to_the_terminal() -> None:
     text = printed(80, ("name",), [("[bold]a\x1b[2J",)])
 

@@ -53,15 +53,6 @@ def test_a_dry_run_of_groups_plans_hopper_grouped() -> None:
     assert len(plan["ranked"]) in (4, 5)  # with the rule's own
 
 
-def test_a_dry_run_says_what_is_pruned_and_what_comes_first() -> None:
-    text = shown("--dry-run --gpu a100 --kernels turing.cp_async --dtype float16")
-
-    assert "4096 float16 nt on NVIDIA A100" in text
-    assert "of them valid" in text
-    assert "expected at most 64" in text
-    assert "The first 10 in the order of the model" in text
-
-
 def test_a_dry_run_with_an_epilogue_has_the_kernels_that_take_it() -> None:
     line = "--dry-run --gpu h100 --shapes 1024 --dtype float32 --trials 1"
 

@@ -4,8 +4,6 @@ from 1 to 512, on an H100 that this machine has not.
 
 import contextlib
 import json
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -15,11 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from support import commands
 from support.known import H100
-from support.paths import ROOT
 from support.probed_gpu import unprobed_context
-from support.served_by_pack import SERVED
 
 import outblas
 from outblas.autotune import lookup
@@ -48,17 +43,6 @@ FP8 = {
     "hidden_act": "silu",
     "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
 }  # as Qwen3-8B-FP8
-EXPERTS = {
-    "hidden_size": 2048,
-    "moe_intermediate_size": 768,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "hidden_act": "silu",
-}  # as Qwen3-30B-A3B
 # Those around which a choice changes, and some between.
 SOME_ROWS = "1-17,24,32,33,48,64-66,96,100,128,129,200,256,257,320,384,500,511-512"
 
@@ -294,33 +278,3 @@ def test_a_pack_has_exactly_what_calls_of_float32_and_of_batches_load(
     facts = [each.facts for each in opened.objects.values()]
     assert {each["kernel"] for each in facts if "triton" in each} == of_triton
     assert asked_of_triton == set(opened.objects)
-
-
-@pytest.mark.slow
-@pytest.mark.compile
-@pytest.mark.parametrize("model", [*LAYERS, "fp8", "experts"])
-def test_a_model_is_served_by_its_pack_where_nothing_may_be_compiled(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "model.outblas"
-    monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "cache"))
-    if model not in LAYERS:
-        config = FP8 if model == "fp8" else EXPERTS
-        (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        model = str(tmp_path)
-    commands.invoke("pack", "build", "--model", model, "--rows", ROWS, "-o", path, code=0)
-    monkeypatch.setenv("OUTBLAS_PACK", str(path))
-    monkeypatch.setenv("OUTBLAS_COMPILE", "never")
-    monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "none"))
-
-    done = subprocess.run(
-        [sys.executable, "-c", SERVED, *map(str, of_model(model, ROWS))],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == len(pack.read(path).objects)
-    assert not (tmp_path / "none").exists()
