@@ -5,10 +5,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from outblas.base.registry import Kernel, ladder
-from outblas.core.accumulation import accumulate_gradients
+from outblas.core.context_flag import accumulate_gradients, weights_ready
 from outblas.core.errors import OperandError
 from outblas.core.invariance import batch_invariant
-from outblas.core.readiness import weights_ready
 
 # What imports torch. The command line imports it when a command needs it, see `_outblas_command`.
 if TYPE_CHECKING or "_outblas_command" not in sys.modules:
@@ -16,7 +15,7 @@ if TYPE_CHECKING or "_outblas_command" not in sys.modules:
     from outblas.base.cuda_graphs import warmup
     from outblas.core.sm_carveout import sm_carveout
     from outblas.runtime.fallback import FallbackWarning
-    from outblas.runtime.record import record_shapes
+    from outblas.runtime.packs import load_pack, record_shapes
     from outblas.torch_ops.aten import disable, enable
     from outblas.torch_ops.grouped_mm import grouped_mm
     from outblas.torch_ops.moe import moe_mlp
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
     from outblas.autotune.automatic import tune
     from outblas.inductor import inductor_choice
     from outblas.nn import FP8Linear, Linear, patch, unpatch
-    from outblas.packing.ahead import precompile
-    from outblas.runtime.packs import load_pack
+    from outblas.packing.build import precompile
 
 __all__ = [
     "FP8Linear",
@@ -82,8 +80,8 @@ _MODULE_OF = {
     "disable": "torch_ops.aten",
     "enable": "torch_ops.aten",
     "warmup": "base.cuda_graphs",
-    "record_shapes": "runtime.record",
-    "precompile": "packing.ahead",
+    "record_shapes": "runtime.packs",
+    "precompile": "packing.build",
     "load_pack": "runtime.packs",
     "tune": "autotune.automatic",
     "inductor_choice": "inductor",

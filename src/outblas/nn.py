@@ -19,10 +19,9 @@ from outblas.patching import activated, fp8_linears, fp8_mlps, fusion, replaced
 from outblas.patching import experts as moe
 from outblas.patching.activated import Activated
 from outblas.patching.gated import Gated
-from outblas.patching.linears import bypassed, kept_reason, torch_takes
+from outblas.patching.linears import bypassed, kept_reason, torch_takes, unreached
 from outblas.patching.replaced import become, rebased
 from outblas.patching.report import Report
-from outblas.patching.unreached import unreached
 from outblas.runtime import hooks
 from outblas.torch_ops import native
 from outblas.torch_ops.call import is_traced

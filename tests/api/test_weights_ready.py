@@ -10,7 +10,7 @@ import torch
 from support.gemm_problems import SMALL_TILE, gemm_config, record_launches
 
 import outblas
-from outblas.core import readiness
+from outblas.core.context_flag import readiness
 from outblas.core.problem import Launch, Problem, problem
 from outblas.hopper import gemm
 from outblas.hopper.parts import compile
@@ -41,7 +41,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Problem]]:
 
     monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
     monkeypatch.setattr(launcher, "best_launcher", planning)
-    monkeypatch.setattr(readiness.flag, "ever", False)
+    monkeypatch.setattr(readiness, "ever", False)
     dispatch.clear_cache()
     yield problems
     dispatch.clear_cache()

@@ -16,8 +16,7 @@ from outblas.core.products import Products, parse_line
 from outblas.core.scaling import Scaling
 from outblas.core.steps import Steps
 from outblas.packing import build, products
-from outblas.packing.model_config import of_config, products_of
-from outblas.packing.products import of_model, parse_file
+from outblas.packing.products import of_config, of_model, parse_file, products_of
 
 GATED = Steps(activation="swiglu")
 

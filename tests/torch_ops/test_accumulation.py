@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import outblas
 from outblas import accumulate_gradients
-from outblas.core import accumulation as context
+from outblas.core.context_flag import accumulation as context_flag
 from outblas.torch_ops import accumulation, linear
 
 pytest_plugins = ("support.eager_fixtures",)
@@ -39,7 +39,7 @@ def added(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         return found[-1]
 
     monkeypatch.setattr(linear, "add_to_grad", noted)
-    monkeypatch.setattr(context.flag, "ever", False)
+    monkeypatch.setattr(context_flag, "ever", False)
     return found
 
 

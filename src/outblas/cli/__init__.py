@@ -63,13 +63,9 @@ def _give_help(commands: typer.Typer, prefix: str = "") -> None:
     """
     for command in commands.registered_commands:
         name = command.name or command.callback.__name__  # type: ignore[union-attr]
-        command.help = _paragraphs(python_inspect.getdoc(command.callback) or "")
+        paragraphs = (python_inspect.getdoc(command.callback) or "").split("\n\n")
+        command.help = "\n\n".join(" ".join(part.split()) for part in paragraphs)
         command.epilog = epilog(prefix + name)
-
-
-def _paragraphs(text: str) -> str:
-    """A text whose lines are broken between paragraphs only."""
-    return "\n\n".join(" ".join(each.split()) for each in text.split("\n\n"))
 
 
 _give_help(app)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outblas.base import configs, progress, registry
+from outblas.base.machines import reference
 from outblas.base.shapes import LAYOUTS
 from outblas.cli import progress_line
 from outblas.cli.common import (
@@ -156,7 +157,9 @@ def _show(inspections: Sequence[Inspection]) -> None:
         "stages": lambda i: i.stages,
         "threads": lambda i: i.threads,
         "CTAs/SM": lambda i: i.ctas_per_sm,
-        "warps/SM": lambda i: f"{i.warps_per_sm} ({_share(i):.0%})",
+        "warps/SM": lambda i: (
+            f"{i.warps_per_sm} ({i.warps_per_sm / reference(int(i.arch[3:5])).warps_per_sm:.0%})"
+        ),
         "limited by": lambda i: i.limiter,
     }
     rows = [(i.kernel, i.arch, *(cell(i) for cell in resources.values())) for i in inspections]
@@ -195,12 +198,6 @@ def _config(i: Inspection) -> str:
     if hasattr(module, "choose"):
         return i.config
     return configs.brief(configs.from_text(module.Config, i.config)) or "the kernel's own config"
-
-
-def _share(i: Inspection) -> float:
-    from outblas.base.machines import reference
-
-    return i.warps_per_sm / reference(int(i.arch[3:5])).warps_per_sm
 
 
 def _group(instructions: Mapping[str, int], operations: Sequence[str]) -> str:

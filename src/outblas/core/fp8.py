@@ -36,7 +36,8 @@ class Formats(NamedTuple):
         if self.promoted:
             words.append("promoted")
         if self.block_a:
-            words += [_recipe(self.block_a), _recipe(self.block_b)]
+            names = {rows: name for name, rows in RECIPES.items()}
+            words += [names[self.block_a], names[self.block_b]]
         return " ".join(words)
 
 
@@ -56,7 +57,3 @@ def formats(text: str) -> Formats:
             f"after 'promoted' two of {', '.join(RECIPES)} or nothing"
         )
     return Formats(words[0], words[1], promoted, *(RECIPES[word] for word in blocks))
-
-
-def _recipe(block: int) -> str:
-    return next(name for name, rows in RECIPES.items() if rows == block)

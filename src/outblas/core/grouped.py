@@ -6,7 +6,6 @@ groups in that dimension lie on the device, in `offs`. No size of a group is rea
 """
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -20,6 +19,7 @@ from outblas.core.grouped_rows import Form as Form
 from outblas.core.grouped_scales import GroupScales
 from outblas.core.problem import DTYPES, Strides
 from outblas.core.sizes import are_equal, holds
+from outblas.core.tensor_memory import alignment as alignment_of
 from outblas.core.tensor_memory import read_address
 
 Tensor = torch.Tensor
@@ -429,7 +429,7 @@ def describe(
         dtype=mat_a.dtype,
         out_dtype=out.dtype,
         device=mat_a.device,
-        alignment=(_alignment(mat_a), _alignment(mat_b), _alignment(out)),
+        alignment=(alignment_of(mat_a), alignment_of(mat_b), alignment_of(out)),
         zero_tail=zero_tail,
         exchanged=exchanged,
         epilogue=_epilogue(activation, tensors),
@@ -472,15 +472,13 @@ def _epilogue(activation: str, tensors: GroupedTensors) -> Epilogue:
     return Epilogue(
         function=epilogue.GATED[activation] if gated else activation,
         gated=gated,
-        bias=None if bias is None else View((bias.stride(0), 0, bias.stride(1)), _alignment(bias)),
+        bias=None
+        if bias is None
+        else View((bias.stride(0), 0, bias.stride(1)), alignment_of(bias)),
         residual=_view(tensors.residual),
         aux=_view(tensors.aux),
     )
 
 
 def _view(t: Tensor | None) -> View | None:
-    return None if t is None else View(tuple(t.stride()), _alignment(t))
-
-
-def _alignment(t: Tensor) -> int:
-    return math.gcd(read_address(t), 16)
+    return None if t is None else View(tuple(t.stride()), alignment_of(t))

@@ -5,7 +5,6 @@ B has its own.
 Scales are numbered along K from its beginning, whatever groups there are.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +14,7 @@ from outblas.core.errors import OperandError
 from outblas.core.grouped_rows import Form
 from outblas.core.problem import Strides
 from outblas.core.sizes import are_equal
-from outblas.core.tensor_memory import read_address
+from outblas.core.tensor_memory import alignment as alignment_of
 
 Tensor = torch.Tensor
 
@@ -96,22 +95,13 @@ def describe(
     if scale_a is None or scale_b is None:
         return None
     return GroupScales(
-        a=_with_groups(scale_a),
-        b=_with_groups(scale_b),
+        a=tuple(scale_a.stride() if scale_a.dim() == 3 else (0, *scale_a.stride())),
+        b=tuple(scale_b.stride() if scale_b.dim() == 3 else (0, *scale_b.stride())),
         columns=1 if form == "ragged_k" else BLOCK,
         formats=(FORMATS[mat_a.dtype], FORMATS[mat_b.dtype]),
         dtype_b=mat_b.dtype,
-        alignment=(_alignment(scale_a), _alignment(scale_b)),
+        alignment=(alignment_of(scale_a), alignment_of(scale_b)),
     )
-
-
-def _with_groups(t: Tensor) -> Strides:
-    *group, row, column = t.stride()
-    return (group[0] if group else 0, row, column)
-
-
-def _alignment(t: Tensor) -> int:
-    return math.gcd(read_address(t), 16)
 
 
 def spread(scale: Tensor, dim: int, begin: int, end: int, block: int = BLOCK) -> Tensor:

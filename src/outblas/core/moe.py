@@ -64,7 +64,13 @@ def check(
     problem.check_name("activation", activation, ACTIVATIONS, "")
     _check_matrices(x, gate_up, down)
     experts, H, W = gate_up.shape
-    F = _inner_columns(W, activation)
+    split = glu_split(activation)
+    if not holds(W % split == 0):
+        raise OperandError(
+            f"gate_up.shape[2] is {W}, expected an even number of columns, which activation "
+            f"{activation!r} pairs"
+        )
+    F = W // split
     if not holds(x.shape[1] == H):
         raise OperandError(f"gate_up.shape[1] is {H} but x.shape[1] is {x.shape[1]}")
     if not are_equal(down.shape, (experts, F, H)):
@@ -93,16 +99,6 @@ def _check_matrices(x: Tensor, gate_up: Tensor, down: Tensor) -> None:
             raise OperandError(f"{name}.dtype is {t.dtype} but x.dtype is {x.dtype}")
         if t.device != x.device:
             raise OperandError(f"{name} is on {t.device} but x is on {x.device}")
-
-
-def _inner_columns(W: int, activation: str) -> int:
-    split = glu_split(activation)
-    if not holds(W % split == 0):
-        raise OperandError(
-            f"gate_up.shape[2] is {W}, expected an even number of columns, which activation "
-            f"{activation!r} pairs"
-        )
-    return W // split
 
 
 def _check_routing(x: Tensor, expert_index: Tensor, expert_weights: Tensor) -> int:

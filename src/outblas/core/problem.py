@@ -8,7 +8,6 @@ B, the batch is folded into M.
 """
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,9 +23,9 @@ from outblas.core.tensor_memory import (
     address_range,
     alignment_class,
     overlaps_itself,
-    read_address,
     share_memory,
 )
+from outblas.core.tensor_memory import alignment as alignment_of
 
 Strides = tuple[int, ...]
 
@@ -321,7 +320,7 @@ def problem(
     operands = [t for t in (a, b, out, c) if t is not None]
     epilogue_strides = strides[len(operands) :]
     epilogue_views = {
-        name: View(of, math.gcd(read_address(t), 16))
+        name: View(of, alignment_of(t))
         for (name, (t, _)), of in zip(of_epilogue.items(), epilogue_strides, strict=True)
     }
     function = epilogue.GATED.get(extra.activation, extra.activation)
@@ -338,9 +337,8 @@ def problem(
         out_dtype=out.dtype,
         device=a.device,
         alignment=(
-            _operand_alignment(a),
-            _operand_alignment(b),
-            *(math.gcd(read_address(t), 16) for t in operands[2:]),
+            *(alignment_of(t) if alignment_class(t) else LINE for t in (a, b)),
+            *map(alignment_of, operands[2:]),
         ),
         tf32=tf32,
         scaled=scaled,
@@ -349,11 +347,6 @@ def problem(
         epilogue=Epilogue(function, split > 1, **epilogue_views, power_of_two=power_of_two),
         formats=formats,
     )
-
-
-def _operand_alignment(operand: torch.Tensor) -> int:
-    """Returns the entry of `Problem.alignment` for A or B."""
-    return math.gcd(read_address(operand), 16) if alignment_class(operand) else LINE
 
 
 def _output_strides(
@@ -489,7 +482,9 @@ def _fold_batch(
     """
     batch = list(batch)
     while batch and _folds(views, len(batch) - 1, M):
-        views = [_fold(v, len(batch) - 1, M, shared=i == 1) for i, v in enumerate(views)]
+        dim = len(batch) - 1
+        rows = [v[dim if M == 1 and i != 1 else dim + 1] for i, v in enumerate(views)]
+        views = [[*v[:dim], row, v[-1]] for v, row in zip(views, rows, strict=True)]
         M *= batch.pop()
     return M, batch, [tuple(v) for v in views]
 
@@ -500,7 +495,3 @@ def _folds(views: list[list[int]], dim: int, M: int) -> bool:
     """
     a, b, *others = views
     return b[dim] == 0 and all(M == 1 or v[dim] == v[dim + 1] * M for v in (a, *others))
-
-
-def _fold(view: list[int], dim: int, M: int, *, shared: bool) -> list[int]:
-    return [*view[:dim], view[dim] if M == 1 and not shared else view[dim + 1], view[-1]]

@@ -2,6 +2,7 @@
 overlap.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +23,11 @@ def alignment_class(operand: torch.Tensor) -> int:
     """
     address = read_address(operand)
     return address % LINE and (address % 16 or 16)
+
+
+def alignment(t: torch.Tensor) -> int:
+    """Returns the largest power of two up to 16 that divides a tensor's address."""
+    return math.gcd(read_address(t), 16)
 
 
 def address_range(t: torch.Tensor) -> tuple[int, int]:

@@ -31,7 +31,10 @@ class Cubin:
         """
         if kept.types != [kind for _, kind in variant.parameters]:
             raise ValueError(f"the code is not that of {variant.name}")
-        self._places = [(place, _converter(kind)) for place, kind in variant.parameters]
+        self._places = [
+            (place, _address if kind.startswith("*") else NUMBERS[kind])
+            for place, kind in variant.parameters
+        ]
         self._scratch = [ctypes.c_void_p(None) for _ in range(kept.scratch)]
         self._threads, self._shared, self._device = kept.threads, kept.shared, device
         driver.ensure_context(device)
@@ -58,11 +61,6 @@ def _at(arguments: Any, place: Place) -> Any:
     for position in place:
         arguments = arguments[position]
     return arguments
-
-
-def _converter(kind: str) -> Callable[[Any], Any]:
-    """Returns what makes a C value of an argument of this type."""
-    return _address if kind.startswith("*") else NUMBERS[kind]
 
 
 def _address(t: torch.Tensor) -> Any:

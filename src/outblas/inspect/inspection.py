@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from outblas.core.artifact import Artifact
 
 ARCHS = (75, 80, 90)
+# The fields that an artifact, or its machine code, has too.
+_OF_ARTIFACT = (
+    *("kernel", "arch", "config", "smem_bytes", "stages", "threads"),
+    *("dtype", "out_dtype", "layout"),
+)
+_OF_CODE = ("registers", "spill_stores", "spill_loads", "stack", "instructions", "name", "sass")
 # The fields that are not part of the record.
 _UNRECORDED = ("name", "dtype", "out_dtype", "layout", "unit", "limiter", "sass", "ptx_text")
 
@@ -306,19 +312,10 @@ def read(artifact: Artifact, shape: tuple[int, int, int] = (4096, 4096, 4096)) -
         shape, artifact.tile, sizes[0], sizes[1], instructions, artifact.passes
     )
     return Inspection(
-        kernel=artifact.kernel,
-        arch=artifact.arch,
-        config=artifact.config,
-        registers=code.registers,
-        spill_stores=code.spill_stores,
-        spill_loads=code.spill_loads,
-        stack=code.stack,
-        smem_bytes=artifact.smem_bytes,
-        stages=artifact.stages,
-        threads=artifact.threads,
+        **{name: getattr(artifact, name) for name in _OF_ARTIFACT},
+        **{name: getattr(code, name) for name in _OF_CODE},
         ctas_per_sm=resident.ctas_per_sm,
         warps_per_sm=resident.warps_per_sm,
-        instructions=code.instructions,
         ptx=machine_code.ptx_instructions(artifact.ptx),
         warnings=machine_code.warnings(artifact.log),
         bank_conflicts=None if artifact.bank_conflicts is None else dict(artifact.bank_conflicts),
@@ -326,12 +323,7 @@ def read(artifact: Artifact, shape: tuple[int, int, int] = (4096, 4096, 4096)) -
         bound={m.name: asdict(roofline.bound(m, intensity, unit)) for m in machines.of_arch(arch)},
         ffma_share=sass.ffma_share(loop),
         ffma_reuse=sass.ffma_reuse(loop),
-        name=code.name,
-        dtype=artifact.dtype,
-        out_dtype=artifact.out_dtype,
-        layout=artifact.layout,
         unit=unit,
         limiter=resident.limiter,
-        sass=code.sass,
         ptx_text=artifact.ptx,
     )

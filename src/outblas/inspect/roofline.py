@@ -56,29 +56,16 @@ def intensity(
     """Returns the intensity of M, N, K = `shape` with CTA tiles of M, N, K = `tile`. Sizes of
     elements are in bytes; `passes` is as in `Artifact`.
     """
-    tile_m, tile_n, tile_k = tile
+    (M, N, K), (tile_m, tile_n, tile_k) = shape, tile
     slab = {level: 2 * tile_m * tile_n * tile_k / (PASS * n) for level, n in (passes or {}).items()}
     loop = sass.hot_loop(instructions)
     read = sum(map(sass.shared_bytes, loop))
     return Intensity(
-        dram=compulsory(shape, itemsize, out_itemsize),
-        l2=of_tile(tile_m, tile_n, itemsize),
+        dram=2 * M * N * K / ((M * K + K * N) * itemsize + M * N * out_itemsize),
+        l2=2 * tile_m * tile_n / ((tile_m + tile_n) * itemsize),
         l1=slab.get("l1"),
         shared=slab.get("shared", sum(map(sass.flops, loop)) / read if read else None),
     )
-
-
-def compulsory(shape: tuple[int, int, int], itemsize: int, out_itemsize: int) -> float:
-    """Returns the FLOP per byte if A and B are read once and C is written once; sizes of elements
-    are in bytes.
-    """
-    M, N, K = shape
-    return 2 * M * N * K / ((M * K + K * N) * itemsize + M * N * out_itemsize)
-
-
-def of_tile(tile_m: int, tile_n: int, itemsize: int) -> float:
-    """Returns the FLOP per byte if every CTA fetches its slices of A and B separately."""
-    return 2 * tile_m * tile_n / ((tile_m + tile_n) * itemsize)
 
 
 def bound(machine: Machine, given: Intensity, unit: str, clock_mhz: float | None = None) -> Bound:
@@ -95,13 +82,9 @@ def bound(machine: Machine, given: Intensity, unit: str, clock_mhz: float | None
         "dram": given.dram * machine.dram_gbs / 1e3,
         "l2": given.l2 * machine.l2_bytes_per_clock * clock / 1e12,
     }
-    for level, intensity in (
-        ("l1", given.l1),
-        ("shared", given.shared),
-    ):  # one memory, with one port
+    port = machine.shared_bytes_per_clock * machine.sms * clock / 1e12  # of both in one memory
+    for level, intensity in (("l1", given.l1), ("shared", given.shared)):
         if intensity is not None:
-            ceilings[level] = (
-                intensity * machine.shared_bytes_per_clock * machine.sms * clock / 1e12
-            )
+            ceilings[level] = intensity * port
     by = min((level for level in ceilings if level != "l2"), key=lambda level: ceilings[level])
     return Bound(ceilings[by], by, ceilings)

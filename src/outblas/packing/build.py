@@ -1,12 +1,13 @@
-"""Builds a pack: chooses the kernels of its products for a model of GPU, compiles them in several
-processes without a GPU, and writes them into one file.
+"""Chooses the kernels of a list of products for a model of GPU, and compiles them in several
+processes without a GPU: into one file, a pack, or into the cache.
 """
 
 import multiprocessing
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,12 @@ import torch
 from outblas.base import cache, configs, machines, pack, registry
 from outblas.base.facts import Facts
 from outblas.base.machines import Machine
-from outblas.base.ownership import Untrusted
+from outblas.base.ownership import Untrusted, shown
 from outblas.core.problem import Problem
-from outblas.core.products import Products
+from outblas.core.products import Products, parse_line
 from outblas.device.triton_variant import TritonVariant
 from outblas.packing import examples, triton_kernels
+from outblas.packing.products import parse_file
 from outblas.runtime import default_kernel, launcher
 from outblas.runtime.default_kernel import PRODUCTION
 from outblas.runtime.launcher import PORTABLE
@@ -86,18 +88,72 @@ def build(
     return Built(len(objects), dict(left_out))
 
 
-def compile_ahead(
-    products: Sequence[Products],
-    machine: Machine,
-    jobs: int | None,
-    index: "TuningIndex | None" = None,
-) -> int:
-    """Compiles the kernels that products need onto disk, and returns their number. `index`: what is
-    known of the GPU; None for the shipped tables.
+def precompile(products: str | os.PathLike[str] | Sequence[str], *, jobs: int | None = None) -> int:
+    """Compile the kernels of a list of products into the cache, several at a time.
+
+    Calls of these products then find their kernels on disk. Processes that start together on one
+    empty cache compile each kernel once between them. Products that another kernel than
+    `hopper.gemm` or `hopper.grouped` computes are skipped: Triton compiles them when they are
+    called. What was tuned on this GPU is used, and without a GPU the shipped tables for an H100.
+
+    A script that calls it needs `if __name__ == "__main__":`, because it starts processes.
+
+    Args:
+        products: The path of a file as `outblas pack build --shapes` reads it, or its lines, such
+            as "1-512x4096x4096 bfloat16 nt bias".
+        jobs: How many processes compile; by default one per core.
+
+    Returns:
+        The number of kernels, those that were there already included.
+
+    Raises:
+        TypeError: `products` is neither a path nor a sequence of lines.
+        ValueError: A line says something else, `jobs` is not positive, or the GPU is not of sm_90.
+        OSError: The file cannot be read, or the cache cannot be written.
+        ImportError: The CuTe DSL is not installed.
+
+    Example:
+        >>> import outblas
+        >>> outblas.precompile([])
+        0
     """
-    wanted, _ = _variants(products, machine, lambda text: None, index)
-    kept = [each for each in wanted if not isinstance(each, TritonVariant)]
+    is_number = isinstance(jobs, int) and not isinstance(jobs, bool)
+    if jobs is not None and (not is_number or jobs < 1):
+        raise ValueError(f"jobs is {jobs!r}, expected a positive number")
+    listed, machine = _parsed(products), _machine()
+    index = None  # the shipped tables
+    if torch.cuda.is_available():
+        from outblas.autotune import lookup
+
+        index = lookup.tuning_index(torch.cuda.current_device())
+    wanted, _ = _variants(listed, machine, lambda text: None, index)
+    kept = [variant for variant in wanted if not isinstance(variant, TritonVariant)]
     return len(_compiled(kept, jobs, lambda text: None))
+
+
+def _parsed(products: object) -> list[Products]:
+    if isinstance(products, str | os.PathLike):
+        return parse_file(Path(products))
+    if not isinstance(products, Sequence) or not all(isinstance(line, str) for line in products):
+        raise TypeError(f"products is {type(products).__name__}, expected a path or lines of text")
+    return [parse_line(line) for line in products]
+
+
+def _machine() -> Machine:
+    """Returns the GPU of this process, or an H100 without one. A GPU that no table lists counts as
+    an H100 with its own SMs. Raises ValueError for a GPU that `hopper.gemm` does not run on.
+    """
+    if not torch.cuda.is_available():
+        return machines.find("H100")
+    name = torch.cuda.get_device_name()
+    arch = torch.cuda.get_device_capability()
+    if arch != (9, 0):
+        raise ValueError(f"the GPU is {shown(name)}, of sm_{arch[0]}{arch[1]}, expected sm_90")
+    listed = machines.of_device(name)
+    if listed is not None:
+        return listed
+    sms = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+    return replace(machines.find("H100"), sms=sms)
 
 
 def _variants(

@@ -82,8 +82,10 @@ def find(model: Module, are_wanted: bool) -> Iterator[tuple[str, Experts | str]]
             yield name or "(root)", Experts(module, names)
         elif are_wanted and all(isinstance(getattr(module, flag, None), bool) for flag in _FLAGS):
             outcome = _names(module)
-            is_reason = isinstance(outcome, str)
-            yield name or "(root)", outcome if is_reason else Experts(module, outcome)
+            yield (
+                name or "(root)",
+                outcome if isinstance(outcome, str) else Experts(module, outcome),
+            )
 
 
 def _names_in_use(module: Module) -> Names | None:

@@ -18,6 +18,7 @@ from outblas.patching.fp8_linears import FP8Layer
 from outblas.patching.functions import computes
 from outblas.patching.gated import Gated, GatedNames
 from outblas.patching.halves import Halves
+from outblas.torch_ops.autograd_levels import requires_grad
 from outblas.torch_ops.quantize import quantize
 from outblas.torch_ops.scaled_mm import scaled_mm
 
@@ -32,16 +33,13 @@ def find(model: Module, layers: Mapping[str, FP8Layer]) -> list[tuple[str, Gated
     for name, module in model.named_modules():
         graphs = fusion.graphs_of(module, by_id)
         names = fusion.gated_names(graphs, module, by_id, torch.nn.Linear)
-        if names is not None and _fits(module, names, by_id):
+        if names is None:
+            continue
+        children: dict[str, Any] = module._modules
+        # The halves of gate and up begin at whole blocks.
+        if id(children[names.down]) in by_id and not children[names.gate].weight.shape[0] % BLOCK:
             mlps.append((name or "(root)", Gated(module, names, 2, _forward)))
     return mlps
-
-
-def _fits(module: Module, names: GatedNames, layers: Mapping[int, str]) -> bool:
-    """Returns whether the halves of gate and up begin at whole blocks, and down is swapped too."""
-    children: dict[str, Any] = module._modules
-    gate, down = children[names.gate], children[names.down]
-    return id(down) in layers and bool(gate.weight.shape[0] % BLOCK == 0)
 
 
 # ---- computing
@@ -95,9 +93,5 @@ def _is_usual(x: Any, *layers: Any) -> bool:
         and x.shape[-1] == gate.weight.shape[1]
         and x.device == gate.weight.device == down.weight.device
         and gate.weight.shape[0] == down.weight.shape[1]
-        and not _needs_gradients(x, *(layer.bias for layer in layers))
+        and not requires_grad(x, *(layer.bias for layer in layers))
     )
-
-
-def _needs_gradients(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)

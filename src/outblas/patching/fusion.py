@@ -56,15 +56,6 @@ def used_once(model: Module, layers: Layers) -> Layers:
     return {key: name for key, name in layers.items() if uses[key] == 1}
 
 
-def _is_candidate(module: Module, layers: Layers) -> bool:
-    children = [child for child in module._modules.values() if child is not None]
-    return (
-        any(id(child) in layers for child in children)
-        and any(function_of(child) for child in children)
-        and not replaced.irreplaceable(module)
-    )
-
-
 class _Tracer(torch.fx.Tracer):
     """Records calls of children, whatever they do."""
 
@@ -76,7 +67,9 @@ def graphs_of(module: Module, layers: Layers) -> list[torch.fx.Graph]:
     """Returns what the forward of a module calls in training and out of it; nothing for a module
     without layers to fuse, or one that cannot be traced.
     """
-    if not _is_candidate(module, layers):
+    children = [child for child in module._modules.values() if child is not None]
+    has_layers = any(id(child) in layers for child in children)
+    if not (has_layers and any(map(function_of, children))) or replaced.irreplaceable(module):
         return []
     graphs, mode = [], module.training
     try:
@@ -150,7 +143,7 @@ def _gated(
         gate: Any = act.args[0] if id(act) in names else None
         if id(up) not in names or id(gate) not in names or gate is up or gate.args != up.args:
             continue
-        of_calls = [names[id(node)] for node in (gate, up, down, act)]
+        of_calls = names[id(gate)], names[id(up)], names[id(down)], names[id(act)]
         one, other, _, activation = (module.get_submodule(name) for name in of_calls)
         function = function_of(activation)
         if function and _is_free(one, layers) and _is_free(other, layers) and alike(one, other):

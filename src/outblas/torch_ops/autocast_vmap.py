@@ -2,6 +2,7 @@
 products.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -193,10 +194,6 @@ def _one_by_one(operator: Any, count: int, dims: Sequence[int | None], given: An
     return torch.stack(results), 0
 
 
-def _gemm_aux(info: Any, dims: Any, *given: Any) -> Any:
-    return _gemm(info, dims, *given, aux=True)
-
-
 def _activation_backward(
     info: Any, dims: Any, grad: Tensor, x: Tensor, activation: str
 ) -> tuple[Tensor, int]:
@@ -212,7 +209,7 @@ _RULES: dict[str, Callable[..., Any]] = {
     "matmul": _matmul,
     "addmm": _addmm,
     "gemm": _gemm,
-    "gemm_aux": _gemm_aux,
+    "gemm_aux": functools.partial(_gemm, aux=True),
 }
 
 

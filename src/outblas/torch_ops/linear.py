@@ -24,9 +24,9 @@ from outblas.base.compat.torch_private import get_sm_carveout as _sm_carveout
 from outblas.base.compat.torch_private import increment_version as _increment_version
 from outblas.base.compat.torch_private import modes_disabled as _modes_disabled
 from outblas.base.compat.torch_private import profiled as _profiled
-from outblas.core.accumulation import flag as _accumulation
+from outblas.core.context_flag import accumulation as _accumulation
+from outblas.core.context_flag import readiness as _readiness
 from outblas.core.invariance import flag as _invariance
-from outblas.core.readiness import flag as _readiness
 from outblas.core.sm_carveout import call_limit as _limit
 from outblas.core.tensor_memory import LINE
 from outblas.core.tensor_memory import read_address as _address

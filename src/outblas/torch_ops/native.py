@@ -18,10 +18,10 @@ import torch
 
 from outblas.base.compat.torch_private import forward_levels
 from outblas.core import ffi_call
-from outblas.core.accumulation import flag as _accumulation
+from outblas.core.context_flag import accumulation as _accumulation
+from outblas.core.context_flag import readiness as _readiness
 from outblas.core.invariance import flag as _invariance
 from outblas.core.problem import Launch
-from outblas.core.readiness import flag as _readiness
 from outblas.core.sm_carveout import call_limit
 from outblas.runtime import dispatch, fallback
 
