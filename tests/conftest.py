@@ -21,6 +21,8 @@ from outblas.verify.watchdog import real_stderr, watchdog
 if TYPE_CHECKING:
     from support.precompiled import Ahead
 
+    from outblas.autotune.store.store import Store
+
 GPU_TEST_SECONDS = 120
 
 
@@ -156,6 +158,15 @@ def _share_compiles(request: pytest.FixtureRequest) -> Iterator[None]:
 def path(tmp_path: Path) -> Path:
     """Of a store of the test's own, in a folder that is not there yet."""
     return tmp_path / "cache" / "tuning.sqlite"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator["Store"]:
+    """An empty store."""
+    from outblas.autotune.store.store import Store
+
+    with Store(path) as store:
+        yield store
 
 
 @pytest.fixture
