@@ -109,7 +109,6 @@ KERNEL = Kernel(
     idea="clusters of 2x1 CTAs share an operand by multicast",
     parent="hopper.lean_barriers",
     source="001 kernel 8, 004",
-    dtypes=("bfloat16", "float16"),
     min_arch=90,
     max_arch=90,
     dsl="cute",

@@ -29,7 +29,6 @@ KERNEL = Kernel(
     idea="tiles scheduled along a Hilbert curve",
     parent="hopper.tma_store",
     source="001 kernel 11, 004",
-    dtypes=("bfloat16", "float16"),
     min_arch=90,
     max_arch=90,
     dsl="cute",

@@ -31,7 +31,6 @@ KERNEL = Kernel(
     idea="128x128x64 tiles, wgmma m64n128k16",
     parent="hopper.tma_wgmma",
     source="001 kernel 3, 004 kernel B",
-    dtypes=("bfloat16", "float16"),
     min_arch=90,
     max_arch=90,
     dsl="cute",

@@ -70,7 +70,6 @@ KERNEL = Kernel(
     idea="one phase-tracked arrival per warpgroup in place of one per thread",
     parent="hopper.persistent",
     source="001 kernel 7, 004",
-    dtypes=("bfloat16", "float16"),
     min_arch=90,
     max_arch=90,
     dsl="cute",

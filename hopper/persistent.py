@@ -92,7 +92,6 @@ KERNEL = Kernel(
     idea="persistent CTAs on 128 SMs, super-groups of 16x8 tiles",
     parent="hopper.two_consumers",
     source="001 kernel 6, 004",
-    dtypes=("bfloat16", "float16"),
     min_arch=90,
     max_arch=90,
     dsl="cute",

@@ -63,7 +63,6 @@ KERNEL = Kernel(
     idea="reordered, write-through stores; the accumulate flag in place of zeroing",
     parent="hopper.cluster_multicast",
     source="001 kernel 9, 004",
-    dtypes=("bfloat16", "float16"),
     min_arch=90,
     max_arch=90,
     dsl="cute",

@@ -84,7 +84,6 @@ KERNEL = Kernel(
     idea="C staged in shared memory, asynchronous TMA store",
     parent="hopper.store_tuning",
     source="001 kernel 10, 004",
-    dtypes=("bfloat16", "float16"),
     min_arch=90,
     max_arch=90,
     dsl="cute",

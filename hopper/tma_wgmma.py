@@ -66,7 +66,6 @@ KERNEL = Kernel(
     idea="TMA loads, one warpgroup, wgmma m64n64k16 on 64x64x64 tiles",
     parent=None,
     source="001 kernel 2, 004 kernel A",
-    dtypes=("bfloat16", "float16"),
     min_arch=90,
     max_arch=90,
     dsl="cute",

@@ -50,7 +50,6 @@ KERNEL = Kernel(
     idea="128x256x64 tiles over two consumers, three stages, setmaxnreg 24/240",
     parent="hopper.warp_specialized",
     source="001 kernel 5, 004 kernel D",
-    dtypes=("bfloat16", "float16"),
     min_arch=90,
     max_arch=90,
     dsl="cute",

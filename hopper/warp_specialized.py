@@ -97,7 +97,6 @@ KERNEL = Kernel(
     idea="a producer and a consumer warpgroup over a pipeline of five stages",
     parent="hopper.large_tile",
     source="001 kernel 4, 004 kernel C",
-    dtypes=("bfloat16", "float16"),
     min_arch=90,
     max_arch=90,
     dsl="cute",

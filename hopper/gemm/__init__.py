@@ -70,7 +70,6 @@ KERNEL = Kernel(
     idea="one production kernel for every shape and layout, tuned",
     parent="hopper.hilbert",
     source="beyond the seeds",
-    dtypes=("bfloat16", "float16"),
     min_arch=90,
     max_arch=90,
     dsl="cute",

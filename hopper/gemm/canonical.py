@@ -22,14 +22,6 @@ class TensorView(NamedTuple):
     strides: tuple[int, ...]
 
 
-class MatrixViews(NamedTuple):
-    """The views of A, B and C that a launch takes."""
-
-    a: TensorView
-    b: TensorView
-    out: TensorView
-
-
 @dataclass(frozen=True)
 class CanonicalProblem:
     """The form in which `hopper.gemm` computes a problem, reached in three steps:
@@ -62,11 +54,11 @@ class CanonicalProblem:
         """Whether the host loops over batch dimensions."""
         return len(self.product.batch) > 1
 
-    def matrix_views(self) -> MatrixViews:
+    def matrix_views(self) -> tuple[TensorView, TensorView, TensorView]:
         """Returns the views of the caller's tensors that a launch takes as A, B and C."""
         problem = self.launch
         a, b = operand_strides(problem)
-        return MatrixViews(
+        return (
             self.view((problem.M, problem.K), a),
             self.view((problem.K, problem.columns), b),
             self.view((problem.M, problem.N), output_strides(problem)),

@@ -8,7 +8,7 @@ import cutlass.cute as cute
 import torch
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
-from outblas.hopper.gemm import block_scales, epilogue_store, epilogue_tile
+from outblas.hopper.gemm import block_scales, epilogue_load, epilogue_store
 from outblas.hopper.gemm.canonical import view_of_caller
 from outblas.hopper.gemm.group_kernel import GroupedTiles
 from outblas.hopper.gemm.kernel import Gemm
@@ -184,7 +184,7 @@ def shared_memory(variant: Variant) -> int:
     """
     config, traits, dtype = variant.config, variant.traits, compile.NUMERIC[variant.out_dtype]
     epilogue_config = config.epilogue_config(traits.gated)
-    columns = epilogue_tile.subtile_columns(epilogue_config, dtype)
+    columns = epilogue_load.subtile_columns(epilogue_config, dtype)
     subtile = 64 * columns * variant.out_dtype.itemsize
     apart = traits.staged and not epilogue_store.overlays_stages(epilogue_config, dtype, traits)
     unused = SUBTILE_BYTES - (subtile if apart else 0)

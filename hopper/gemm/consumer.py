@@ -16,22 +16,20 @@ from outblas.hopper.gemm import (
     epilogue_load,
     epilogue_math,
     epilogue_store,
-    epilogue_tile,
-    mma_order,
     promotion,
     scale_loads,
     splitk_reduce,
     term_mask,
 )
+from outblas.hopper.gemm.block_scales import column_parts
 from outblas.hopper.gemm.epilogue_math import EpilogueOps, EpilogueTile
 from outblas.hopper.gemm.pipeline import GroupPipeline
 from outblas.hopper.gemm.records import Consumer, Cta, SplitKReduction, TileMma
-from outblas.hopper.gemm.row_group import column_parts
 from outblas.hopper.gemm.tile_scheduler import WorkTile
 from outblas.hopper.parts import roles
 from outblas.hopper.parts.config import WARPGROUP
 from outblas.hopper.parts.pipeline import PipelineState
-from outblas.hopper.parts.records import MmaFragments, TiledMmas
+from outblas.hopper.parts.records import MmaFragments, NamedBarrier, TiledMmas
 
 
 # ---- the state of a consumer before its first tile
@@ -117,7 +115,7 @@ def consumer_loop(cta: Cta, pipeline: GroupPipeline, index):
         first, stride = consumer.index, 2
         state = pipeline.advance_by(state, consumer.index * stages_per_tile)
     if cutlass.const_expr(config.pingpong or cta.traits.staggered_tail):
-        mma_order.begin(cta, consumer)
+        mma_order_begin(cta, consumer)
 
     count = cta.scheduler.work_tile_count(config)
     iterations = (count - first + stride - 1) // stride
@@ -128,47 +126,15 @@ def consumer_loop(cta: Cta, pipeline: GroupPipeline, index):
         if cutlass.const_expr(cta.traits.block_scaled):
             backwards = cta.scheduler.backwards(config, work, step)
         if cutlass.const_expr(config.pingpong):
-            mma_order.wait(consumer)
+            mma_order_wait(consumer)
+        rest = reduction, pipeline, state, work, backwards, iteration, iterations
         if cutlass.const_expr(config.variable_tile_n):
             if work.narrow == 0:
-                state = compute_tile(
-                    cta,
-                    consumer,
-                    mmas[0],
-                    reduction,
-                    pipeline,
-                    state,
-                    work,
-                    backwards,
-                    iteration,
-                    iterations,
-                )
+                state = compute_tile(cta, consumer, mmas[0], *rest)
             else:
-                state = compute_tile(
-                    cta,
-                    consumer,
-                    mmas[1],
-                    reduction,
-                    pipeline,
-                    state,
-                    work,
-                    backwards,
-                    iteration,
-                    iterations,
-                )
+                state = compute_tile(cta, consumer, mmas[1], *rest)
         else:
-            state = compute_tile(
-                cta,
-                consumer,
-                mmas[0],
-                reduction,
-                pipeline,
-                state,
-                work,
-                backwards,
-                iteration,
-                iterations,
-            )
+            state = compute_tile(cta, consumer, mmas[0], *rest)
         if cutlass.const_expr(config.pingpong):
             state = pipeline.advance_by(state, stages_per_tile)
 
@@ -197,7 +163,7 @@ def compute_tile(
     if cutlass.const_expr(config.pingpong and traits.source != ""):
         epilogue_load.await_all(cta.source, pipeline, state)
     if cutlass.const_expr(config.pingpong or traits.staggered_tail):
-        mma_order.arrive(cta, consumer)
+        mma_order_arrive(cta, consumer)
     operations = None
     if cutlass.const_expr(not config.split and config.cluster_k == 1):
         operations = EpilogueOps(epilogue_tile_of(cta, consumer, mma, work))
@@ -268,7 +234,7 @@ def multiply(
         )
         roles.mma_tail(pipeline, previous, in_flight, None)
         epilogue_store.await_stores(consumer)
-        mma_order.wait(consumer)
+        mma_order_wait(consumer)
         # Not the constant itself: with it, compilers would take the loop for divergent.
         rest = cutlass.min(count, last)
         state, previous = roles.mma_k_loop(fragments, pipeline, state, rest, 1, False, None)
@@ -295,7 +261,7 @@ def multiply_once(
         roles.mma_stage(fragments, state.index)
         previous = state.index
         state = pipeline.advance(state)
-    mma_order.wait(consumer)
+    mma_order_wait(consumer)
     # Not the constant itself: with it, compilers would take the loop for divergent.
     rest = cutlass.min(count, last) - 1
     if cutlass.const_expr(last > 1):
@@ -351,7 +317,7 @@ def store_registers(
     if cutlass.const_expr(work.end_row is not None):
         extents = (work.end_row, extents[1])
     row = work.first_row(config.tile_m)
-    gC = epilogue_tile.tile_of(
+    gC = epilogue_load.tile_of(
         epilogue.mC, cta.traits.batched, row, work.column, work.matrix, shape
     )
     coordinates = cute.make_identity_tensor(epilogue.extents)
@@ -362,3 +328,33 @@ def store_registers(
     roles.store_fragment(
         consumer, mma.fragments, gC, cC, extents, vector, StoreCacheMode.WRITE_THROUGH
     )
+
+
+# ---- the ordered sequence of consumers: each passes its turn to multiply on, the last to the first
+@cute.jit
+def mma_order_wait(consumer: Consumer):
+    """Waits until the previous consumer lets this one multiply."""
+    cute.arch.barrier(
+        barrier_id=consumer.index + NamedBarrier.MMA_ORDER, number_of_threads=2 * WARPGROUP
+    )
+
+
+@cute.jit
+def mma_order_arrive(cta: Cta, consumer: Consumer):
+    """Lets the next consumer multiply; the last consumer lets the first one multiply."""
+    following = 1 - consumer.index
+    if cutlass.const_expr(cta.config.consumers > 2):
+        last = cta.config.consumers - 1
+        following = Int32(0) if consumer.index == last else consumer.index + 1
+    cute.arch.barrier_arrive(
+        barrier_id=NamedBarrier.MMA_ORDER + following, number_of_threads=2 * WARPGROUP
+    )
+
+
+@cute.jit
+def mma_order_begin(cta: Cta, consumer: Consumer):
+    """Lets the first consumer start. The last consumer arrives on its behalf."""
+    if consumer.index == cta.config.consumers - 1:
+        cute.arch.barrier_arrive(
+            barrier_id=int(NamedBarrier.MMA_ORDER), number_of_threads=2 * WARPGROUP
+        )

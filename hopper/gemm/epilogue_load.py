@@ -10,7 +10,6 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync
 
-from outblas.hopper.gemm import epilogue_tile
 from outblas.hopper.gemm.pipeline import GroupPipeline
 from outblas.hopper.gemm.records import Consumer, EpilogueSource
 from outblas.hopper.gemm.tile_scheduler import WorkTile
@@ -20,8 +19,46 @@ from outblas.hopper.parts.records import NamedBarrier
 from outblas.hopper.parts.roles import sync_consumer
 
 
+# ---- the parts of a tile of C that are stored through shared memory, and their positions
+def subtile_columns(config, dtype) -> int:
+    """Returns the columns of an epilogue subtile: a power of two of 16-byte units."""
+    columns: int = 1024 // dtype.width
+    while columns > min(config.tile_widths):
+        columns //= 2
+    return columns
+
+
+def subtile_starts(width: int, columns: int) -> list[int]:
+    """Returns the first column of each subtile of a tile `width` columns wide. Where subtiles do
+    not divide the width, the last one overlaps its neighbour.
+    """
+    starts = list(range(0, width - columns + 1, columns))
+    return starts if width % columns == 0 else [*starts, width - columns]
+
+
+def subtiles(config, dtype, width: int) -> list[tuple[int, int]]:
+    """Returns the row group and the first column of each subtile that a consumer stores of a tile
+    `width` columns wide.
+    """
+    rows, columns = (
+        config.tile_m // (64 * config.warpgroups_per_tile),
+        subtile_columns(config, dtype),
+    )
+    return [(i, start) for i in range(rows) for start in subtile_starts(width, columns)]
+
+
+def tile_of(tensor, batched: bool, row, column, matrix, shape, half: int = 0):
+    """Returns the part of C, or of a tensor of its shape, that begins at (row, column) of one
+    matrix. A tensor of gated pairs has one more mode, which selects the `half` of the columns.
+    """
+    rest = (half,) * (cute.rank(tensor) - 2 - batched) + (matrix,) * batched
+    return cute.local_tile(
+        cute.domain_offset((row, column, *(0 for _ in rest)), tensor), shape, (0, 0, *rest)
+    )
+
+
 def subtile_bytes(epilogue_config, dtype) -> int:
-    return int(64 * epilogue_tile.subtile_columns(epilogue_config, dtype) * dtype.width // 8)
+    return int(64 * subtile_columns(epilogue_config, dtype) * dtype.width // 8)
 
 
 def subtiles_per_stage(config, epilogue_config, dtype) -> int:
@@ -41,8 +78,7 @@ def stages_per_tile(config, epilogue_config, dtype) -> int:
     width.
     """
     most = max(
-        len(epilogue_tile.subtiles(epilogue_config, dtype, width))
-        for width in epilogue_config.tile_widths
+        len(subtiles(epilogue_config, dtype, width)) for width in epilogue_config.tile_widths
     )
     return -(-most // subtiles_per_stage(config, epilogue_config, dtype))
 
@@ -107,8 +143,8 @@ def fill_stage(
     """Loads the subtiles of all consumers into the stage `number` of a tile's source."""
     epilogue_config, dtype = source.epilogue_config, source.dtype
     per = subtiles_per_stage(source.config, epilogue_config, dtype)
-    columns = epilogue_tile.subtile_columns(epilogue_config, dtype)
-    batch = epilogue_tile.subtiles(epilogue_config, dtype, width)[number * per :][:per]
+    columns = subtile_columns(epilogue_config, dtype)
+    batch = subtiles(epilogue_config, dtype, width)[number * per :][:per]
     consumers = source.config.warpgroups_per_tile
     pipeline.arrive_and_expect_tx(
         state, len(batch) * consumers * subtile_bytes(epilogue_config, dtype)
@@ -121,7 +157,7 @@ def fill_stage(
                 work.first_row(epilogue_config.tile_m)
                 + (i * epilogue_config.warpgroups_per_tile + consumer) * 64
             )
-            gC = epilogue_tile.tile_of(
+            gC = tile_of(
                 source.tma.tensor,
                 source.batched,
                 row,
@@ -185,7 +221,7 @@ def read_subtile(
     ends = number + 1 == len(subtiles)
     if cutlass.const_expr((number + 1) % per == 0 and not ends):
         (i, start), (next_i, next_start) = subtiles[number : number + 2]
-        columns = epilogue_tile.subtile_columns(source.epilogue_config, source.dtype)
+        columns = subtile_columns(source.epilogue_config, source.dtype)
         if cutlass.const_expr(i == next_i and next_start < start + columns):
             pipeline.consumer_wait(states[(number + 1) // per])
 

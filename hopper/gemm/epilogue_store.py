@@ -21,7 +21,7 @@ from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 from cutlass.utils import hopper_helpers
 
 from outblas.hopper.gemm import block_quantize, epilogue_load, epilogue_math, row_stores
-from outblas.hopper.gemm.epilogue_tile import subtile_columns, subtiles, tile_of
+from outblas.hopper.gemm.epilogue_load import subtile_columns, subtiles, tile_of
 from outblas.hopper.gemm.pipeline import GroupPipeline
 from outblas.hopper.gemm.records import Consumer, Epilogue, EpilogueTma, TmaTensor
 from outblas.hopper.parts.config import WARPGROUP

@@ -101,18 +101,12 @@ class ContextMap:
 _context_maps: dict[tuple[torch.device, int | None], ContextMap] = {}
 
 
-def table(config: HopperConfig, rows: int, columns: int, device: torch.device) -> torch.Tensor:
-    """Returns the tile of each cluster, int32 (clusters,), as row · columns + column in a grid of
-    cluster tiles that all run at once. If probes fail, warns and assigns tiles down the columns,
-    which is the order without a table. Acquires the lock of `compile.load`, which the caller must
-    not hold.
-    """
-    return Placement(config, rows, columns, device).table
-
-
 class Placement:
     """The `table` of a plan in the context in which it was made, and whether a better table may
-    become available.
+    become available: the tile of each cluster, int32 (clusters,), as row · columns + column in a
+    grid of cluster tiles that all run at once. If probes fail, warns and assigns tiles down the
+    columns, which is the order without a table. Acquires the lock of `compile.load`, which the
+    caller must not hold.
     """
 
     def __init__(self, config: HopperConfig, rows: int, columns: int, device: torch.device):
@@ -120,7 +114,7 @@ class Placement:
         self.band, self.cluster = max(1, BAND // config.cluster_m), config.cluster
         self.context = driver.context()
         self.map = _context_maps.setdefault((device, self.context), ContextMap())
-        self.table = self._current_table()
+        self.renew()
 
     @property
     def final(self) -> bool:
@@ -136,12 +130,8 @@ class Placement:
         same_context = self.context is None or current in (self.context, None)
         return same_context and not capturing(self.device)
 
-    def renewed(self) -> torch.Tensor:
-        """Returns the table according to the current observation."""
-        self.table = self._current_table()
-        return self.table
-
-    def _current_table(self) -> torch.Tensor:
+    def renew(self) -> torch.Tensor:
+        """Returns `table`, made anew according to the current observation."""
         with self.map.lock:
             self.observation = observation = _observe(
                 self.map, self.device, self.cluster, self.rows * self.columns
@@ -152,7 +142,8 @@ class Placement:
             tiles = assigned(order, locations)
         else:
             tiles = raster.order("column", self.rows, self.columns)
-        return tile_order.kept(self.device, ("tiles", *tiles), lambda: tiles)
+        self.table = tile_order.kept(self.device, ("tiles", *tiles), lambda: tiles)
+        return self.table
 
 
 def watched(bind: Callable[[torch.Tensor], Launch], placement: Placement) -> Launch:
@@ -166,7 +157,7 @@ def watched(bind: Callable[[torch.Tensor], Launch], placement: Placement) -> Lau
     def run(*args: Any) -> None:
         nonlocal launch
         if placement.stale:
-            launch = bind(placement.renewed())
+            launch = bind(placement.renew())
         launch(*args)
 
     return run

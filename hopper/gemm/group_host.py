@@ -181,14 +181,6 @@ def _gathered_tensors(
     return rows.view(a.dtype), tensors
 
 
-def _tuned(problem: GroupedProblem) -> HopperConfig | None:
-    """Returns the config that a sweep found for a product, on this machine or in a table that ships
-    with outblas; None where there is none.
-    """
-    text = hooks.tuner.get().grouped_config(problem)
-    return configs.from_text(Config, text) if text else None
-
-
 def artifact(problem: GroupedProblem, config: HopperConfig | None = None) -> Artifact:
     """Compiles what `launch` would launch for a supported product on an H100; needs no GPU. Raises
     ValueError for a product that is not supported.
@@ -218,7 +210,9 @@ def launch(problem: GroupedProblem, config: HopperConfig | None = None, carveout
     """
     problem = layouts.in_words(problem)
     if config is None:
-        config = _tuned(problem) or config_for(problem, device_rates(problem.device))
+        text = hooks.tuner.get().grouped_config(problem)
+        rates = device_rates(problem.device)
+        config = configs.from_text(Config, text) if text else config_for(problem, rates)
     if carveout:
         config = tile_order.within(problem.device, config, carveout)
     variant = variant_of(problem, config)

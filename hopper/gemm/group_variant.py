@@ -20,7 +20,9 @@ def variant_of(problem: GroupedProblem, config: HopperConfig) -> Variant:
     wide = are_scales_wide(problem)
     rows_begin_anywhere = problem.form == "ragged_m" and not problem.capacity
     groups = problem.groups + layouts.has_tail(problem)
-    epilogue = problem.epilogue
+    epilogue, scales, formats = problem.epilogue, problem.scales, ""
+    if scales:
+        formats = str(fp8.Formats(*scales.formats, True, block_a=1, block_b=scales.columns))
     traits = KernelTraits(
         width=1 if problem.exchanged else layouts.granule(problem),
         by_columns=problem.exchanged,
@@ -29,16 +31,16 @@ def variant_of(problem: GroupedProblem, config: HopperConfig) -> Variant:
         function=epilogue_math.resolve_activation(
             epilogue.function, problem.out_dtype.itemsize, 0 if is_ragged_k else problem.K
         ),
-        formats=_formats(problem),
-        scale_a="blocks" if problem.scales else "",
-        scale_b="blocks" if problem.scales else "",
+        formats=formats,
+        scale_a="blocks" if scales else "",
+        scale_b="blocks" if scales else "",
         wide_scales=wide,
         from_any_row=wide and rows_begin_anywhere,
         whole_halves=has_whole_halves(problem),
         gated=epilogue.gated,
         bias=_bias_access(problem),
         residual=_residual_access(problem, config),
-        aux=_aux_access(problem),
+        aux=("matrix" if problem.exchanged else "staged") if epilogue.aux else "",
         form=problem.form,
         capacity=next(capacity for capacity in CAPACITIES if capacity >= groups),
         zero_tail=layouts.has_tail(problem),
@@ -56,14 +58,6 @@ def turns(problem: GroupedProblem, config: HopperConfig) -> bool:
     """Returns `KernelTraits.turns`. Where rows are gathered, no cluster shares them."""
     is_upright = (config.cluster_m, config.cluster_n) == (2, 1)
     return problem.form == "ragged_m" and not problem.gathers and is_upright
-
-
-def _formats(problem: GroupedProblem) -> str:
-    """Returns the formats of fp8 operands, as in `KernelTraits`; "" for others."""
-    scales = problem.scales
-    if scales is None:
-        return ""
-    return str(fp8.Formats(*scales.formats, promoted=True, block_a=1, block_b=scales.columns))
 
 
 def has_whole_halves(problem: GroupedProblem) -> bool:
@@ -114,10 +108,3 @@ def _residual_access(problem: GroupedProblem, config: HopperConfig) -> str:
     if has_room and config.stages > 1 and layouts.in_granules(problem, residual):
         return "staged"
     return "batch" if problem.form == "ragged_k" else "matrix"
-
-
-def _aux_access(problem: GroupedProblem) -> str:
-    """Returns how x is written: as the result is."""
-    if problem.epilogue.aux is None:
-        return ""
-    return "matrix" if problem.exchanged else "staged"

@@ -221,9 +221,7 @@ def _candidates(call: ModelCall, tiles: Tiles) -> Iterator[ConfigCycles]:
     if M * N * math.prod(problem.batch) > 128**2 * call.gpu.sms // 2:
         for swap in any_column:
             gated = problem.epilogue.gated
-            variable = tiles.variable(swap, gated, gated and sums_halves(problem))
-            # fp8 operands may need configs with fewer stages, whose order is another.
-            yield from variable.models if problem.formats else variable.fastest(call)
+            yield from tiles.variable(swap, gated, gated and sums_halves(problem))
 
 
 def _streaming_candidates(call: ModelCall, tiles: Tiles) -> Iterator[ConfigCycles]:

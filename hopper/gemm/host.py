@@ -73,19 +73,15 @@ def quantized_problem_reason(problem: Problem) -> str | None:
         return None
     if problem.epilogue.residual:
         return "it supports no residual of outputs in fp8, but was given one"
-    if problem.N % fp8.BLOCK or problem.batch or not is_packed(problem):
+    row, column = problem.out[-2:]
+    in_granules = row * problem.out_dtype.itemsize % 16 == 0 or problem.M == 1
+    is_packed = column == 1 and in_granules and problem.alignment[2] >= 16
+    if problem.N % fp8.BLOCK or problem.batch or not is_packed:
         return (
             f"it supports outputs in fp8 that are contiguous matrices of multiples of {fp8.BLOCK} "
             f"columns, but was given {problem.N}, batch {problem.batch} and strides {problem.out}"
         )
     return None
-
-
-def is_packed(problem: Problem) -> bool:
-    """Returns whether C's rows are contiguous and begin at multiples of 16 bytes."""
-    row, column = problem.out[-2:]
-    in_granules = row * problem.out_dtype.itemsize % 16 == 0 or problem.M == 1
-    return column == 1 and in_granules and problem.alignment[2] >= 16
 
 
 def config_unsupported_reason(problem: Problem, config: HopperConfig) -> str | None:

@@ -15,7 +15,7 @@ from outblas.core import ffi_call
 from outblas.core.ffi_call import FfiArgument, FfiCall, FfiView
 from outblas.core.problem import Launch
 from outblas.hopper.gemm import operand_copies, workspace
-from outblas.hopper.gemm.canonical import CanonicalProblem, MatrixViews, TensorView, batch_offset
+from outblas.hopper.gemm.canonical import CanonicalProblem, TensorView, batch_offset
 from outblas.hopper.gemm.schedule import TileSchedule
 from outblas.hopper.gemm.variant import EPILOGUE_TENSORS, Variant, epilogue_tensor_view, tensor_view
 from outblas.hopper.parts.host import view
@@ -39,7 +39,7 @@ class Launcher:
     canonical: CanonicalProblem
     variant: Variant
     schedule: TileSchedule
-    matrix_views: MatrixViews
+    matrix_views: tuple[TensorView, TensorView, TensorView]
     epilogue_views: tuple[TensorView | None, ...]
 
     def bind(self, table: torch.Tensor | None) -> Launch:

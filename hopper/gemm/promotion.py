@@ -13,9 +13,9 @@ from cutlass.cute.nvgpu import warpgroup
 
 from outblas.core import fp8
 from outblas.hopper.gemm import block_scales
+from outblas.hopper.gemm.block_scales import RowGroup, column_parts, in_order
 from outblas.hopper.gemm.pipeline import GroupPipeline
 from outblas.hopper.gemm.records import Consumer, Cta, TileMma
-from outblas.hopper.gemm.row_group import RowGroup, column_parts, in_order
 from outblas.hopper.parts.pipeline import PipelineState
 
 

@@ -2,10 +2,8 @@
 
 import functools
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from outblas.base import machines
@@ -151,9 +149,9 @@ class ConfigCycles:
         waves = -(-self.cluster_tiles(call) * c.split_k // clusters.at_once(gpu.sms, self.cluster))
         tile_n = self._mean_tile_n(call) if c.variable_tile_n else c.tile_n
         products = 2 * c.tile_m * max(tile_n, 32) * K / (REACHED * gpu.flops_per_clock)
-        loads = K * self._loads_per_term(call)[waves > 1]
         partitions = c.cluster_k * c.split_k
-        if waves * max(products, loads) >= most * partitions:
+        enough = most * partitions / waves
+        if products >= enough or (loads := K * self._loads_per_term(call)[waves > 1]) >= enough:
             return math.inf
         # Products and loads overlap: the longer of the two counts, plus a little of the other.
         both: float = (products**3 + loads**3) ** (1 / 3)
@@ -266,73 +264,3 @@ def loads_per_term(c: HopperConfig, call: ModelCall, waves: int) -> float:
         else:
             cycles += rows / multicast / multicast_bytes
     return 2 * cycles
-
-
-class VariableWidths:
-    """Configs of tiles of variable width. There are a hundred of them, and they differ in sizes
-    alone, so their cycles are computed together.
-    """
-
-    def __init__(self, models: Sequence[ConfigCycles], swap: bool) -> None:
-        """`models`: of configs with this `swap_ab`, and without partitions of K."""
-        self.models, self._swap = models, swap
-        self._configs = configs = [each.config for each in models]
-        self._rows = np.array([c.tile_m * c.cluster_m for c in configs])
-        self._wide = np.array([c.tile_n for c in configs])
-        self._tile_m = np.array([c.tile_m for c in configs], float)
-        self._cluster_n = np.array([c.cluster_n for c in configs])
-        self._slower = np.array(
-            [
-                (FEW_STAGES if c.stages < 4 else 1.0) * (THREE_CONSUMERS if c.consumers == 3 else 1)
-                for c in configs
-            ]
-        )
-        self._start = np.array(
-            [CALL_CYCLES + (clusters.TOGETHER if c.cluster > 1 else 0) for c in configs]
-        )
-        self._at_once: dict[int, np.ndarray] = {}  # by SMs
-        self._loads: dict[object, tuple[np.ndarray, np.ndarray]] = {}  # by cache lines
-
-    def fastest(self, call: ModelCall) -> list[ConfigCycles]:
-        """Returns those of the fewest `cycles`, all that are equal but for rounding."""
-        if not self.models:
-            return []
-        found = self._cycles(call)
-        fewest = np.flatnonzero(found <= found.min() * (1 + 1e-9))
-        return [self.models[i] for i in fewest.tolist()]
-
-    def _cycles(self, call: ModelCall) -> np.ndarray:
-        """Returns `cycles` of all configs, for a call whose weights do not stream."""
-        M, N = (call.N, call.M) if self._swap else (call.M, call.N)
-        columns = N // (self._wide - 8)
-        columns += columns * self._wide < N
-        count = -(-M // self._rows) * -(-columns // self._cluster_n) * call.matrices
-        waves = -(-count // self._clusters_at_once(call.gpu.sms))
-        rate = REACHED * call.gpu.flops_per_clock / (2 * call.problem.K)
-        products = self._tile_m * np.maximum(N / columns, 32) / rate
-        in_one_wave, in_several = self._loads_per_term(call)
-        loads = call.problem.K * np.where(waves == 1, in_one_wave, in_several)
-        tile = (np.cbrt(products**3 + loads**3) + TILE_CYCLES) * self._slower
-        loaded = waves * tile
-        if call.dram_cycles:
-            loaded = (loaded**4 + call.dram_cycles**4) ** 0.25
-        found: np.ndarray = self._start + loaded
-        return found
-
-    def _clusters_at_once(self, sms: int) -> np.ndarray:
-        """Returns how many clusters of each config run at a time."""
-        if sms not in self._at_once:
-            found = [clusters.at_once(sms, c.cluster) for c in self._configs]
-            self._at_once[sms] = np.array(found)
-        return self._at_once[sms]
-
-    def _loads_per_term(self, call: ModelCall) -> tuple[np.ndarray, np.ndarray]:
-        """Returns `loads_per_term` in a call of one wave, and in a longer one."""
-        key = call.cache_lines, call.contiguous_columns
-        if key not in self._loads:
-            of_one, of_several = (
-                np.array([loads_per_term(each.config, call, waves) for each in self.models])
-                for waves in (1, 2)
-            )
-            self._loads[key] = of_one, of_several
-        return self._loads[key]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
-from outblas.hopper.gemm.rule_cycles import ConfigCycles, VariableWidths
+from outblas.hopper.gemm.rule_cycles import ConfigCycles
 from outblas.hopper.parts.config import SHARED_MEMORY, SUBTILE_BYTES, HopperConfig
 from outblas.hopper.parts.config_limits import gated_reason
 
@@ -71,7 +71,7 @@ class Tiles:
         self.partitions = functools.cache(self._partitions)
         self.variable = functools.cache(self._variable)
 
-    def _variable(self, swap: bool, gated: bool, in_halves: bool) -> VariableWidths:
+    def _variable(self, swap: bool, gated: bool, in_halves: bool) -> list[ConfigCycles]:
         """Returns the configs of tiles of variable width, with this `swap_ab`. `gated`: those that
         can take gated pairs, also `in_halves`.
         """
@@ -80,9 +80,7 @@ class Tiles:
             for tile_m, consumers, cluster_m, cluster_n, widths in _VARIABLE_N_TILES
             for width in widths
         ]
-        if gated:
-            models = [c for c in models if gated_reason(c.config, in_halves) is None]
-        return VariableWidths(models, swap)
+        return [c for c in models if not gated or gated_reason(c.config, in_halves) is None]
 
     def config(self, tile: RuleTile) -> HopperConfig:
         """Returns the filled config of a tile."""

@@ -4,7 +4,6 @@ for them, and in which order the clusters compute them.
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
@@ -13,13 +12,6 @@ from outblas.hopper.gemm import gpc_placement
 from outblas.hopper.gemm.traits import KernelTraits
 from outblas.hopper.parts import tile_order
 from outblas.hopper.parts.config import WARPGROUP, HopperConfig
-
-
-class WorkspaceSize(NamedTuple):
-    """The size of the workspace for partial sums of K: fp32 sums, and int32 counters."""
-
-    floats: int
-    counters: int
 
 
 @dataclass(frozen=True)
@@ -52,15 +44,15 @@ class TileSchedule:
     """The schedule with which a grid is launched.
 
     clusters: how many are launched.
-    workspace: the memory that they need for partial sums, None where each tile is computed by one
-        CTA.
+    workspace: the fp32 sums and int32 counters that they need for partial sums of K, None where
+        each tile is computed by one CTA.
     table: the order of the tiles on the GPU, int32, None where CTAs compute it themselves.
     placement: may provide a better table later (`gpc_placement`), None where `table` is final.
     """
 
     grid: TileGrid
     clusters: int
-    workspace: WorkspaceSize | None
+    workspace: tuple[int, int] | None
     table: torch.Tensor | None
     placement: gpc_placement.Placement | None = None
 
@@ -107,16 +99,12 @@ def launched_clusters(problem: Problem, config: HopperConfig, grid: TileGrid, re
     return launched if config.split else tile_order.balance_waves(launched, grid.tiles)
 
 
-def workspace_size(config: HopperConfig, grid: TileGrid, launched: int) -> WorkspaceSize | None:
-    """Returns the size of the memory for partial sums of K, or None where CTAs compute whole tiles.
-    With stream_k only the tiles of the last wave are split.
-    """
+def workspace_size(config: HopperConfig, grid: TileGrid, launched: int) -> tuple[int, int] | None:
+    """Returns `TileSchedule.workspace`. With stream_k only the tiles of the last wave are split."""
     if not config.split:
         return None
     cut_tiles = grid.tiles % launched if config.stream_k else grid.tiles
     places = launched + cut_tiles if config.stream_k else grid.work_tiles
     warpgroups = config.cluster * config.warpgroups_per_tile
-    return WorkspaceSize(
-        floats=places * warpgroups * config.accumulator_registers * WARPGROUP,
-        counters=max(cut_tiles, 1) * warpgroups,
-    )
+    floats = places * warpgroups * config.accumulator_registers * WARPGROUP
+    return floats, max(cut_tiles, 1) * warpgroups

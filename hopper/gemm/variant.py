@@ -74,13 +74,9 @@ def _flags(record: KernelTraits | HopperConfig) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class OutputAccess:
-    """How C is written; the fields are those of `KernelTraits` with the same names. `widest` is the
-    number of elements in 16 bytes, TMA's granule, and `width` the number that a thread can write at
-    once.
-    """
+    """How C is written; the fields are those of `KernelTraits` with the same names."""
 
     width: int
-    widest: int
     by_columns: bool
     staged: bool
 
@@ -100,7 +96,7 @@ def variant_of(
     single_wave = grid.work_tiles <= resident and not config.stream_k
     output = output_access(problem, config)
     traits = KernelTraits(
-        width=_trait_width(output),
+        width=output.width,
         by_columns=output.by_columns,
         staged=output.staged,
         transposed=transposed,
@@ -150,17 +146,9 @@ def output_access(problem: Problem, config: HopperConfig) -> OutputAccess:
     ]
     width = fitting[0] if fitting else 1
     # stmatrix can transpose only 16-bit elements
-    can_stage = width == widest and (size == 2 or not by_columns)
-    return OutputAccess(width, widest, by_columns, can_stage and config.epilogue_stages > 0)
-
-
-def _trait_width(output: OutputAccess) -> int:
-    """Returns `KernelTraits.width`. Columns that TMA does not store are written element by
-    element.
-    """
-    if output.staged:
-        return output.widest
-    return 1 if output.by_columns else output.width
+    staged = width == widest and (size == 2 or not by_columns) and config.epilogue_stages > 0
+    # Columns that TMA does not store are written element by element.
+    return OutputAccess(1 if by_columns and not staged else width, by_columns, staged)
 
 
 def _takes_a_table(grid: TileGrid, config: HopperConfig, single_wave: bool, resident: int) -> bool:

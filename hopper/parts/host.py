@@ -167,7 +167,8 @@ def trace(
     phase_cycles = None
     if config.phases:
         ctas = rows * columns if table is None else table.shape[1] * config.cluster
-        phase_cycles = _phase_cycles(rung.gemm, config, ctas, problem.device)
+        shape = ctas, rung.gemm(config, width=1).warpgroups, len(PHASES)
+        phase_cycles = torch.zeros(shape, dtype=torch.int64, device=problem.device)
     return _launch(run, problem, variant, swap, table, phase_cycles), phase_cycles
 
 
@@ -201,14 +202,6 @@ def _launch(
         )
 
     return launch
-
-
-def _phase_cycles(
-    gemm: type[HopperGemm], config: HopperConfig, ctas: int, device: torch.device
-) -> torch.Tensor:
-    """Returns the tensor to which each warpgroup of each CTA writes the cycles of its phases."""
-    warpgroups = gemm(config, width=1).warpgroups
-    return torch.zeros(ctas, warpgroups, len(PHASES), dtype=torch.int64, device=device)
 
 
 def precompile(rung: HopperRung, problem: Problem, config: HopperConfig, arch: int) -> None:

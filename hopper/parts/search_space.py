@@ -59,16 +59,13 @@ def space(
     unsupported_reason = unsupported(problem)
 
     def invalid_reason(config: HopperConfig) -> str | None:
-        if reason := unsupported_reason or gemm.invalid_reason(config):
+        reason = unsupported_reason or gemm.invalid_reason(config)
+        if reason or config == own:
             return reason
-        return (
-            None
-            if config == own
-            else pruned_reason(config, "stages" in understood, machine, problem)
-        )
+        return pruned_reason(config, "stages" in understood, machine, problem)
 
     def describe(config: HopperConfig) -> Footprint:
-        return footprint(gemm, config)
+        return footprint_of(config, gemm(config, width=1).warpgroups, gemm.persistent)
 
     return Space(
         own=own,
@@ -115,11 +112,6 @@ def _most_stages(c: HopperConfig) -> int:
     """Returns the largest number of stages that fits besides the epilogue stages."""
     fixed = replace(c, stages=0).shared_memory_bytes
     return min(MAX_STAGES, (SHARED_MEMORY - fixed) // c.stage_bytes)
-
-
-def footprint(gemm: type[HopperGemm], c: HopperConfig) -> Footprint:
-    """Describes the resources that a config of a rung uses on a GPU."""
-    return footprint_of(c, gemm(c, width=1).warpgroups, gemm.persistent)
 
 
 def footprint_of(c: HopperConfig, warpgroups: int, persistent: bool) -> Footprint:

@@ -46,7 +46,7 @@ def test_probes_see_gpcs_and_each_pair_of_sms_once() -> None:
     assert sum(size for size in sizes if 12 <= size <= 18) >= 0.8 * count
     assert sorted(sm // 2 for sm in placement.observation.sms) == list(range(count // 2))
     assert placement.final
-    table = gpc_placement.table(Config(cluster_m=2), 8, 8, DEVICE)
+    table = gpc_placement.Placement(Config(cluster_m=2), 8, 8, DEVICE).table
     assert sorted(table.tolist()) == list(range(64))
 
 

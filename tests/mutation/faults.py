@@ -71,11 +71,9 @@ SPLIT_K = Check("test_protocol.py", "(split-K or stream-K) and not planted")
 SUMS = Check("test_splitk_reduce.py")
 RUNGS = Check("test_protocol.py", "rung_of_the_ladder")
 SCHEDULER = Check("test_tile_scheduler.py")
-COLUMN_SCALES = Check("test_protocol_scales.py", "in_every_timing and columns")
-COPIED_SCALES = Check("test_protocol_scales.py", "in_every_timing and copied")
-GROUP_SCALES = Check("test_grouped_protocol.py", "scales_of_groups")
-GROUP_SCALES_ANYWHERE = Check("test_grouped_protocol.py", "begin_anywhere")
-GROUP_STORES = Check("test_grouped_protocol.py", "own or registers")
+GROUP_SCALES = Check("test_grouped_protocol.py", "scales and not planted")
+GROUP_SCALES_ANYWHERE = Check("test_grouped_protocol.py", "anywhere")
+GROUP_STORES = Check("test_grouped_protocol.py", "(epilogue or registers) and not planted")
 
 FAULTS = (
     Fault(
@@ -195,14 +193,14 @@ FAULTS = (
         "A narrow tile keeps the first of the source's stages that it leaves empty.",
     ),
     Fault(
-        "gemm/mma_order.py",
+        "gemm/consumer.py",
         "    following = 1 - consumer.index\n",
         "    following = consumer.index\n",
         TURNS,
         "In the ordered sequence a consumer gives the turn to itself.",
     ),
     Fault(
-        "gemm/mma_order.py",
+        "gemm/consumer.py",
         "barrier_id=consumer.index + NamedBarrier.MMA_ORDER, number_of_threads=2 * WARPGROUP",
         "barrier_id=consumer.index + NamedBarrier.MMA_ORDER, number_of_threads=WARPGROUP",
         TURNS,
@@ -384,27 +382,6 @@ FAULTS = (
         "Stream-K drops the last k tile of a tile that it cuts.",
     ),
     Fault(
-        "gemm/promotion.py",
-        "    if cutlass.const_expr(cta.traits.block_b != 1):\n"
-        "        pipeline.consumer_release(state.index)\n"
-        "    add(cta, row, groups[-1], state, factors, boundaries)\n"
-        "    if cutlass.const_expr(cta.traits.block_b == 1):  # its scales were read for "
-        "the additions\n"
-        "        pipeline.consumer_release(state.index)\n",
-        "    if True:\n"
-        "        pipeline.consumer_release(state.index)\n"
-        "    add(cta, row, groups[-1], state, factors, boundaries)\n",
-        COLUMN_SCALES,
-        "A stage is released before its scales of columns are read.",
-    ),
-    Fault(
-        "gemm/scale_loads.py",
-        "in cutlass.range_constexpr(cta.source_stages):",
-        "in ():",
-        COPIED_SCALES,
-        "The warp that copies scales skips the stages of the epilogue's source.",
-    ),
-    Fault(
         "gemm/block_scales.py",
         "    return replace(cta, scales=cta.scheduler.scales_of(cta.scales, work))\n",
         "    return cta\n",
@@ -431,12 +408,5 @@ FAULTS = (
         "        pass\n",
         GROUP_STORES,
         "Ragged columns are stored over those of the next group.",
-    ),
-    Fault(
-        "gemm/tma_load.py",
-        "*((part,) * (parts - 1))",
-        "*((0,) * (parts - 1))",
-        GROUP_STORES,
-        "Both halves of a stage have the columns of the gate.",
     ),
 )

@@ -514,6 +514,7 @@ def adapt(name, module):
         case "gemm.row_stores":
             module.store_rows = _of_grouped("store_rows")
         case "gemm.block_scales":
+            module.RowGroup.registers = module.RowGroup.partial_registers = lambda *_: [0] * 4
             for name in ("in_order", "add_pair"):
                 setattr(module, name, _of("scales", name))
             for name in ("row_scales", "add_by_blocks", "add_by_columns"):
@@ -524,8 +525,6 @@ def adapt(name, module):
             pipeline = module.ScaledPipeline
             release, own = _of("scales", "consumer_release"), pipeline.consumer_release
             pipeline.consumer_release = lambda self, index: release(own, self, index)
-        case "gemm.row_group":
-            module.RowGroup.registers = module.RowGroup.partial_registers = lambda *_: [0] * 4
         case "gemm.promotion":
             module.add_unscaled = _of("scales", "add_unscaled")
         case "gemm.term_mask":

@@ -68,15 +68,15 @@ FAULTS = (
         "gemm.consumer",
         "    state, previous = multiply(cta,",
         "    if config.pingpong:\n"
-        "        mma_order.arrive(cta, consumer)\n"
+        "        mma_order_arrive(cta, consumer)\n"
         "    state, previous = multiply(cta,",
         (
             Change(
                 "gemm.consumer",
                 "    if cutlass.const_expr(config.pingpong or traits.staggered_tail):\n"
-                "        mma_order.arrive(cta, consumer)\n",
+                "        mma_order_arrive(cta, consumer)\n",
                 "    if cutlass.const_expr(traits.staggered_tail):\n"
-                "        mma_order.arrive(cta, consumer)\n",
+                "        mma_order_arrive(cta, consumer)\n",
             ),
         ),
     ),
@@ -84,7 +84,7 @@ FAULTS = (
         "nobody gives the first turn",
         "pingpong",
         "gemm.consumer",
-        "        mma_order.begin(cta, consumer)\n",
+        "        mma_order_begin(cta, consumer)\n",
         "        pass\n",
     ),
     Fault(
@@ -268,7 +268,7 @@ FAULTS = (
     Fault(
         "the last consumer of three is not let go on",
         "one wave, three consumers",
-        "gemm.mma_order",
+        "gemm.consumer",
         "        last = cta.config.consumers - 1\n",
         "        last = cta.config.consumers - 2\n",
     ),
@@ -312,8 +312,8 @@ FAULTS = (
         "staggered turns",
         "gemm.consumer",
         "    if cutlass.const_expr(config.pingpong or traits.staggered_tail):\n"
-        "        mma_order.arrive(cta, consumer)\n",
-        "    if cutlass.const_expr(config.pingpong):\n        mma_order.arrive(cta, consumer)\n",
+        "        mma_order_arrive(cta, consumer)\n",
+        "    if cutlass.const_expr(config.pingpong):\n        mma_order_arrive(cta, consumer)\n",
     ),
     Fault(
         "sums of the cluster are read before they land",

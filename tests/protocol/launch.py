@@ -14,7 +14,7 @@ from outblas.core import fp8
 from outblas.core import problem as operands
 from outblas.core.epilogue import EpilogueArgs
 from outblas.device import raster
-from outblas.hopper.gemm import epilogue_tile
+from outblas.hopper.gemm import epilogue_load
 from outblas.hopper.gemm.schedule import tile_grid
 from outblas.hopper.gemm.variant import variant_of
 from outblas.hopper.parts import tile_order
@@ -128,7 +128,7 @@ class Launch(Machine):
     def columns_at_once(self) -> int:
         """Of a part of C that is stored or fetched at once."""
         stored = self.config.epilogue_config(self.traits.gated)
-        return epilogue_tile.subtile_columns(stored, NUMERIC[self.case.out_dtype])
+        return epilogue_load.subtile_columns(stored, NUMERIC[self.case.out_dtype])
 
     def stored(self, agent, target, found, columns=None, end_row=None) -> None:
         """A part of C, or of x, is written. `end_row`: where its rows end."""

@@ -89,7 +89,8 @@ class Kernel:
         idea: What it adds to its parent, in one sentence.
         parent: The name of the rung below it; None for the first rung of a ladder.
         source: The seed document and kernel that it implements.
-        dtypes: The dtypes of operands that it accepts, by their names in torch.
+        dtypes: The dtypes of operands that it accepts, by their names in torch, by default those
+            of 16 bits.
         min_arch: The lowest compute capability that it runs on, as 10 * major + minor: 90 is
             sm_90.
         max_arch: The highest compute capability that it runs on; None for no limit.
@@ -108,10 +109,10 @@ class Kernel:
     idea: str
     parent: str | None
     source: str
-    dtypes: tuple[str, ...]
     min_arch: int
     max_arch: int | None
     dsl: Dsl
+    dtypes: tuple[str, ...] = ("bfloat16", "float16")
     config: Mapping[str, ConfigValue] = field(default_factory=dict, hash=False)
 
 

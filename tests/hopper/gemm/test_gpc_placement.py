@@ -92,6 +92,10 @@ BY_COLUMNS = raster.order("column", 4, 5)
 WARNING = "tiles are assigned to SMs in the order of CTAs"
 
 
+def current_table() -> Any:
+    return gpc_placement.Placement(*PLACED).table
+
+
 class PlannedCall:
     """A call that was planned, to be run, and the table of each launch so far."""
 
@@ -119,11 +123,11 @@ def test_a_gpu_of_its_own_is_probed_once_for_all_plans(gpu: FakeGpu) -> None:
 
     def launch() -> None: ...
 
-    first = gpc_placement.table(*PLACED)
+    first = current_table()
     probes = gpu.probes
 
     assert sorted(first) == sorted(BY_COLUMNS) != first
-    assert gpc_placement.table(*PLACED) == first
+    assert current_table() == first
     watched = gpc_placement.watched(lambda table: launch, gpc_placement.Placement(*PLACED))
     assert watched is launch
     assert gpu.probes == probes
@@ -153,7 +157,7 @@ def test_a_call_planned_beside_other_work_looks_again_when_it_runs(failed: Plann
     for _ in range(3):
         failed.run()
 
-    assert failed.tables == [gpc_placement.table(*PLACED)] * 3
+    assert failed.tables == [current_table()] * 3
     assert BY_COLUMNS not in failed.tables
 
 
@@ -169,7 +173,7 @@ def test_a_call_waits_a_second_after_a_failure_and_takes_a_new_table(
     failed.run()
 
     before, _, after = failed.tables
-    assert failed.tables == [BY_COLUMNS, BY_COLUMNS, gpc_placement.table(*PLACED)]
+    assert failed.tables == [BY_COLUMNS, BY_COLUMNS, current_table()]
     assert before is not after
 
 
@@ -183,12 +187,12 @@ def test_nothing_is_probed_and_no_table_made_in_a_capture(
     probes = gpu.probes
     failed.run()
     if not seen_by_another:
-        assert gpc_placement.table(*PLACED) == BY_COLUMNS
+        assert current_table() == BY_COLUMNS
     assert gpu.probes == probes
     gpu.capturing = False
     failed.run()
 
-    assert failed.tables == [BY_COLUMNS, gpc_placement.table(*PLACED)]
+    assert failed.tables == [BY_COLUMNS, current_table()]
     assert failed.tables[1] != BY_COLUMNS
 
 
@@ -205,7 +209,7 @@ def test_a_gpu_that_is_always_busy_is_probed_ten_times_more(
     failed.run()
 
     assert failed.tables == [BY_COLUMNS] * 5001
-    assert gpc_placement.table(*PLACED) == BY_COLUMNS
+    assert current_table() == BY_COLUMNS
     assert gpu.probes == probes
     assert (probes - PROBES_OF_A_FAILED_ATTEMPT) / probes_of_a_retry == gpc_placement.RETRIES == 10
 
@@ -219,7 +223,7 @@ def test_a_probe_that_cannot_be_launched_costs_speed_only(gpu: FakeGpu) -> None:
     gpu.clock.now += 1.0
     call.run()
 
-    assert call.tables == [BY_COLUMNS, gpc_placement.table(*PLACED)]
+    assert call.tables == [BY_COLUMNS, current_table()]
     assert call.tables[1] != BY_COLUMNS
 
 
@@ -231,11 +235,11 @@ def test_contexts_have_tables_of_their_own(gpu: FakeGpu, failed: PlannedCall) ->
     gpu.context, own_order = unprobed_context(), gpu.order[::-1]
     failed.run()
     assert gpu.probes == probes
-    of_the_other = gpc_placement.table(*PLACED)
+    of_the_other = current_table()
     gpu.context, gpu.order = context, own_order
     failed.run()
 
-    assert failed.tables == [BY_COLUMNS, gpc_placement.table(*PLACED)]
+    assert failed.tables == [BY_COLUMNS, current_table()]
     assert failed.tables[1] != of_the_other
 
 
@@ -257,7 +261,7 @@ def test_gpcs_that_were_seen_in_part_are_joined(gpu: FakeGpu) -> None:
     observation = gpc_placement.Placement(*PLACED).observation
     assert set(observation.gpcs) == set(range(16))
     assert set(observation.gpcs.values()) == {0}
-    assert call.tables == [gpc_placement.table(*PLACED)] * 2
+    assert call.tables == [current_table()] * 2
     assert sorted(call.tables[0]) == sorted(BY_COLUMNS)
     gpc_placement.Placement(Config(cluster_m=1), 2, 5, DEVICE)  # a launch of another size
     assert gpu.probes_of_gpcs == probes_of_gpcs

@@ -68,24 +68,6 @@ def test_the_config_can_be_built_and_launched(problem: Problem, rates: heuristic
 
 @settings(max_examples=40, deadline=None)
 @given(problem=problems(), rates=RATES)
-def test_tiles_of_variable_width_take_together_what_each_takes_alone(
-    problem: Problem, rates: heuristic.Rates
-) -> None:
-    """For calls whose weights do not stream: the others have tiles of their own."""
-    tiles = rule_tiles.tiles_of(OWN_CONFIG)
-    call = heuristic._call_of(problem, rates)._replace(streams=False)
-
-    for swap in (False, True):
-        variable = tiles.variable(swap, False, False)
-        alone = [model.cycles(call) for model in variable.models]
-        fastest = variable.fastest(call)
-
-        assert variable.models[alone.index(min(alone))] in fastest
-        assert max(model.cycles(call) for model in fastest) == pytest.approx(min(alone), rel=1e-8)
-
-
-@settings(max_examples=40, deadline=None)
-@given(problem=problems(), rates=RATES)
 def test_a_config_that_is_given_up_early_is_none_of_the_fastest(
     problem: Problem, rates: heuristic.Rates
 ) -> None:

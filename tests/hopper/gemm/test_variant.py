@@ -21,7 +21,7 @@ from support.gemm_problems import (
 from outblas.core import problem as operands
 from outblas.core.epilogue import EpilogueArgs, glu_split
 from outblas.core.problem import Problem
-from outblas.hopper.gemm import canonical, epilogue_load, epilogue_tile
+from outblas.hopper.gemm import canonical, epilogue_load
 from outblas.hopper.parts import compile
 
 OWN = ""
@@ -310,7 +310,7 @@ def test_a_source_has_subtiles_that_fit_a_stage_and_stages_for_all(text: str) ->
 
     size = per_stage * config.warpgroups_per_tile * epilogue_load.subtile_bytes(config, dtype)
     assert size <= config.stage_bytes
-    assert stages * per_stage >= len(epilogue_tile.subtiles(config, dtype, config.tile_n))
+    assert stages * per_stage >= len(epilogue_load.subtiles(config, dtype, config.tile_n))
 
 
 def test_in_pingpong_the_source_leaves_the_last_k_tile_its_stage() -> None:
