@@ -79,12 +79,8 @@ def entries(texts: Mapping[str, bytes], gpu: Gpu) -> list[TunedEntry]:
     if results is not None and results.gpu.model == gpu.model:
         winners += [entry_of(MODEL, results.gpu, entry) for entry in results.entries]
     winners += from_shipped(gpu, [(Path(name), table) for name, table in sorted(packed.items())])
-    return [entry for entry in winners if entry.kernel in _packed_kernels(entry.workload.dtype)]
-
-
-def _packed_kernels(dtype: str) -> tuple[str, ...]:
-    """Returns the kernels whose configs packs hold, for operands of a dtype of workloads."""
-    return candidates(_ARCH, dtype) if dtype in WIDE else _PACKED
+    kernels = {dtype: candidates(_ARCH, dtype) for dtype in WIDE}  # whose configs packs hold
+    return [e for e in winners if e.kernel in kernels.get(e.workload.dtype, _PACKED)]
 
 
 def entries_of(loaded: Pack, gpu: Gpu) -> list[TunedEntry] | None:

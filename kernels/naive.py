@@ -20,7 +20,7 @@ from triton.experimental.gluon import language as gl
 
 from outblas.base.registry import Kernel
 from outblas.device import launch, tiles
-from outblas.device.work_tile import current_tile, matrix_ptr
+from outblas.device.fused import current_tile, matrix_ptr
 from outblas.kernels import simt_host
 from outblas.kernels.simt_config import SimtConfig
 

@@ -27,7 +27,14 @@ from outblas.core.artifact import Artifact, example
 from outblas.core.problem import Launch, Problem, dtype_name
 from outblas.device import language, launch
 from outblas.device.cubin import kernel_of
-from outblas.device.fused import gated_columns, quarter_columns, split_columns, store_outputs
+from outblas.device.fused import (
+    current_tile,
+    gated_columns,
+    matrix_ptr,
+    quarter_columns,
+    split_columns,
+    store_outputs,
+)
 from outblas.device.grid import (
     MAX_PROGRAMS,
     chunks_of,
@@ -40,7 +47,6 @@ from outblas.device.grid import (
 from outblas.device.launch import Specialization
 from outblas.device.records import EpilogueRefs, OutputCoord, TensorRef, TileTraits
 from outblas.device.triton_variant import TritonVariant
-from outblas.device.work_tile import current_tile, matrix_ptr
 from outblas.kernels.portable_config import (
     CANDIDATES,
     INTERPRETED,

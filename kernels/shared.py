@@ -20,7 +20,7 @@ from triton.experimental.gluon import language as gl
 from outblas.base import registry
 from outblas.base.registry import Kernel
 from outblas.device import launch, simt, tiles
-from outblas.device.work_tile import current_tile
+from outblas.device.fused import current_tile
 from outblas.kernels import simt_host
 from outblas.kernels.simt_config import SimtConfig
 

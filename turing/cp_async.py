@@ -29,8 +29,8 @@ from outblas.base import registry
 from outblas.base.compat.triton_private import mma
 from outblas.base.registry import Kernel
 from outblas.device import launch, tiles
+from outblas.device.fused import current_tile
 from outblas.device.gluon import commit_copies, copy_async, wait_copies
-from outblas.device.work_tile import current_tile
 from outblas.turing import host
 from outblas.turing.config import TuringConfig
 

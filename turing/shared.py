@@ -20,7 +20,7 @@ from triton.experimental.gluon import language as gl
 from outblas.base import registry
 from outblas.base.registry import Kernel
 from outblas.device import launch, tiles
-from outblas.device.work_tile import current_tile
+from outblas.device.fused import current_tile
 from outblas.turing import host
 from outblas.turing.config import TuringConfig
 

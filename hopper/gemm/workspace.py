@@ -6,7 +6,7 @@ Kernels of two streams must never share a workspace. These are the steps in the 
 and what makes each step safe:
 
 1. Created, under `_making`: a thread that finds no workspace, or too small a one, takes the lock
-   and looks again, so that threads that share a stream get the same workspace. `memory.for_good`
+   and looks again, so that threads that share a stream get the same workspace. `driver.for_good`
    returns when the counters are zero on the GPU, so every kernel that uses them, on any stream, is
    launched later.
 2. Handed out: `get_workspace` returns it, and the caller's frame refers to it until the launch is
@@ -41,7 +41,7 @@ from typing import Any
 import torch
 
 from outblas.base import forks
-from outblas.device import driver, memory
+from outblas.device import driver
 
 FOREIGN = 64  # number of kept workspaces of streams that are not torch's own
 
@@ -151,7 +151,7 @@ def _make(index: int, stream: Any, key: Hashable, floats: int, counters: int) ->
         return *_tensors(index, floats, counters), driver.context()
 
     device = torch.device("cuda", index)
-    sums, zeros, primary = memory.for_good(device, tensors_and_context)
+    sums, zeros, primary = driver.for_good(device, tensors_and_context)
     if _pooled(stream) or key == (index, 0, primary):
         for tensor in (sums, zeros):
             tensor.record_stream(stream)

@@ -11,7 +11,7 @@ import torch
 
 from outblas.base import forks
 from outblas.core.sm_carveout import usable
-from outblas.device import memory, raster
+from outblas.device import driver, raster
 from outblas.device.clusters import at_once
 from outblas.hopper.parts.config import HopperConfig
 
@@ -66,7 +66,7 @@ def kept(device: torch.device, key: Hashable, order: Callable[[], Any]) -> torch
     with _making.setdefault(device, forks.Lock()):
         if (device, key) not in _kept:
             tiles = torch.from_numpy(np.array(order(), dtype=np.int32))
-            _kept[device, key] = memory.for_good(device, lambda: tiles.to(device))
+            _kept[device, key] = driver.for_good(device, lambda: tiles.to(device))
         return _kept[device, key]
 
 

@@ -10,6 +10,7 @@ import torch
 from support import stored
 from support.imagined_gpu import ImaginedGpu, empty, imagine, on_gpu
 from support.known import H100, H200, OLDER
+from support.served_by_pack import forget_packs
 
 import outblas
 from outblas.autotune import lookup, packed_tables
@@ -46,9 +47,9 @@ def winner(config: str = FIRST, **changes: Any) -> BestConfig:
 @pytest.fixture(autouse=True)
 def _no_packs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("OUTBLAS_PACK", raising=False)
-    pack.unload()
+    forget_packs()
     yield
-    pack.unload()
+    forget_packs()
 
 
 @pytest.fixture

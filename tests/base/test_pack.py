@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.served_by_pack import forget_packs
 
 import outblas
 from outblas.base import cache, pack
@@ -43,9 +44,9 @@ TABLES = {"shipped/one.json": b"{" * 50, "own/none.json": b""}
 def _no_packs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.delenv("OUTBLAS_PACK", raising=False)
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "cache"))
-    pack.unload()
+    forget_packs()
     yield
-    pack.unload()
+    forget_packs()
 
 
 @pytest.fixture

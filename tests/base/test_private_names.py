@@ -119,7 +119,8 @@ def test_without_its_name_products_of_fp8_are_torchs_public_ones(
 ) -> None:
     fresh = without(torch_private, "torch:_scaled_mm")
     a, b = fp8_operands(16, 32, 64)
-    scales = (torch.rand(16, 1), torch.rand(1, 32)) if per == "row" else (torch.rand(()),) * 2
+    shapes = ((16, 1), (1, 32)) if per == "row" else ((), ())
+    scales = [2.0 ** torch.randint(-3, 3, shape) for shape in shapes]  # by which nothing is rounded
     if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::_scaled_mm_v2", "CPU"):
         pytest.skip(f"torch {torch.__version__} has a public scaled_mm for GPUs only")
 

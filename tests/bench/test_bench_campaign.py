@@ -265,29 +265,25 @@ def test_long_calls_run_eagerly(run: Run, provider: Callable[..., VirtualProvide
     assert ours.ratio_apart is None
 
 
-def test_the_command_saves_what_it_times_and_compares_it(
+def test_the_command_prints_and_saves_what_it_times(
     provider: Callable[..., VirtualProvider], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     base = replace(provider("cublas", 150.0), trusted=True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr("outblas.bench.environment.environment", lambda: {"gpu": "virtual"})
-    times = iter((150.0, 150.0, 300.0))
     monkeypatch.setattr(
-        "outblas.bench.providers.competitors", lambda *_: [base, provider("ours", next(times))]
+        "outblas.bench.providers.competitors", lambda *_: [base, provider("ours", 150.0)]
     )
     saved = tmp_path / "bench.json"
     options = "bench", "--shapes", "512", "--mode", "burst"
 
     table = invoke(*options, "--save", saved).stdout
-    same = invoke(*options, "--json", "--against", saved)
-    slower = invoke(*options, "--against", saved, code=1)
+    report = json.loads(invoke(*options, "--json").stdout)
 
     assert "virtual, bfloat16, 512, nt, burst" in table
     assert [entry["provider"] for entry in json.loads(saved.read_text())["results"]] == [
         "cublas",
         "ours",
     ]
-    assert json.loads(same.stdout)["results"][1]["check"] == "exact"
-    assert "2 ratios did not change, and 0 were not measured this time" in same.stderr
-    assert "fell: ours 512 nt burst: 1.0" in slower.stderr
+    assert report["results"][1]["check"] == "exact"

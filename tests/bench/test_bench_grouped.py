@@ -2,7 +2,6 @@
 of torch's single products, what is timed, and the command.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +12,8 @@ import torch
 from support.bench_machine import VirtualGpu, install
 from support.commands import refuses
 
-from outblas.base.grouped_shapes import Distribution, GroupedWorkload, parse
-from outblas.bench import compare, grouped_providers
+from outblas.base.grouped_shapes import GroupedWorkload, parse
+from outblas.bench import grouped_providers
 from outblas.bench.campaign import Campaign
 from outblas.bench.operation import Operation
 from outblas.bench.providers import Provider
@@ -381,23 +380,6 @@ def test_what_torch_refuses_is_said_and_no_failure(
     assert base.check.startswith("refused: torch._scaled_mm takes multiples of 512 terms")
     assert base.passed
     assert (ours.check, ours.us) == ("exact", None)
-
-
-# ---- comparisons
-def test_only_the_same_groups_are_compared() -> None:
-    def report(distribution: Distribution, ratio: float) -> dict[str, Any]:
-        names = {"provider": "outblas", "config": "", "check": "exact"}
-        facts = names | {"dtype": "bfloat16", "mode": "burst"}
-        task = GroupedTask(GroupedWorkload(8, 100, 64, 32, distribution), "nt")
-        figures = {"ratio": ratio, "ratio_low": ratio, "ratio_high": ratio}
-        record = json.loads(json.dumps(facts | task.facts() | figures))
-        return {"environment": {"gpu": "NVIDIA H200"}, "results": [record]}
-
-    same = compare.compare(report("zipf", 1.1), report("zipf", 1.0))
-    other = compare.compare(report("zipf", 1.1), report("balanced", 1.0))
-
-    assert [change.name for change in same.of("fell")] == ["outblas 8x100x64x32:zipf nt burst"]
-    assert other.missing == ("outblas 8x100x64x32:zipf nt burst",)
 
 
 # ---- the command

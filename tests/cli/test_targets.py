@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.commands import invoke, squeezed
+from support.served_by_pack import forget_packs
 
 from outblas.base import pack
 from outblas.runtime.packs import load_pack
@@ -75,7 +76,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     place = tmp_path / "theirs"
     place.mkdir()
     yield place
-    pack.unload()
+    forget_packs()
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -102,7 +103,7 @@ def test_what_is_no_pack_is_refused_and_costs_no_call(
     path = folder / "some.outblas"
     TARGETS[target][0](path)
     monkeypatch.setenv("OUTBLAS_PACK", str(path))
-    pack.unload()
+    forget_packs()
     before = contents(folder)
 
     with warnings.catch_warnings(record=True) as caught:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.served_by_pack import forget_packs
 
 import outblas
 from outblas.base import cache, compiling, machines, pack
@@ -101,10 +102,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Driver:
 @pytest.fixture(autouse=True)
 def _no_packs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("OUTBLAS_PACK", raising=False)
-    pack.unload()
+    forget_packs()
     cubin.kernel_of.cache_clear()
     yield
-    pack.unload()
+    forget_packs()
     cubin.kernel_of.cache_clear()
 
 

@@ -6,7 +6,6 @@ import torch
 import outblas
 from outblas.base import registry
 from outblas.core.epilogue import apply
-from outblas.verify import cases
 from outblas.verify.cases import Case
 from outblas.verify.kernels import check
 
@@ -18,8 +17,15 @@ pytestmark = [
 ]
 
 BF16 = torch.bfloat16
-# Extents are odd, and rows are copied and written one by one.
-ODD = list(cases.huge(BF16))
+# More than 2³¹ elements in out, in A and in B, where offsets of 32 bits overflow; in the last two a
+# k tile alone spans more. Extents are odd, and rows are copied and written one by one.
+ODD = [
+    Case(2**16 + 1, 2**15 + 1, 16, BF16, layout="nt"),
+    Case(2**25 + 1, 8, 65, BF16, layout="nt"),
+    Case(8, 2**25 + 1, 65, BF16, layout="nt"),
+    Case(2**26 + 1, 8, 65, BF16, layout="tn"),
+    Case(8, 2**26 + 1, 65, BF16, layout="nn"),
+]
 # TMA reads and writes all.
 ALIGNED = [
     Case(2**16 + 8, 2**15 + 8, 16, BF16, layout="nt"),

@@ -15,6 +15,7 @@ import pytest
 import torch
 from support.known import H100
 from support.probed_gpu import unprobed_context
+from support.served_by_pack import forget_packs
 
 import outblas
 from outblas.autotune import lookup
@@ -80,11 +81,11 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[set[str]]
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path / "none"))
     monkeypatch.delenv("OUTBLAS_TUNE", raising=False)
     monkeypatch.delenv("OUTBLAS_PACK", raising=False)
-    pack.unload()
+    forget_packs()
     lookup.clear_cache()
     host.device_rates.cache_clear()
     yield found
-    pack.unload()
+    forget_packs()
     lookup.clear_cache()
     host.device_rates.cache_clear()
 

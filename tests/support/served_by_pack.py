@@ -1,6 +1,17 @@
-"""A program that loads from a pack all kernels of the products that its arguments name, a line
-each, and fails where anything is compiled. It prints how many they are.
+"""Packs in tests: forgetting them, and a program that loads from a pack all kernels of the products
+that its arguments name, a line each, and fails where anything is compiled. It prints how many they
+are.
 """
+
+from outblas.base import pack
+
+
+def forget_packs() -> None:
+    """Also that of the environment. Kernels that were taken from them stay."""
+    pack._loaded.clear()
+    pack._warned.clear()
+    pack._environment_read = False
+
 
 SERVED = """
 import sys

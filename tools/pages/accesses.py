@@ -8,11 +8,13 @@ that lanes request divided by bytes of the transactions.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from outblas.base import configs, registry
@@ -21,7 +23,7 @@ from outblas.core.artifact import example
 from outblas.core.problem import Problem
 from outblas.device.access import Shared, k_block_reads
 from outblas.device.gluon import registers
-from outblas.device.triton_artifact import bank_conflicts
+from outblas.device.triton_variant import TritonVariant
 from outblas.kernels import simt_access
 from outblas.kernels.simt_config import SimtConfig
 from outblas.kernels.simt_maps import maps
@@ -241,25 +243,45 @@ def _bank_conflicts(case: Case) -> dict[str, int] | None:
     """Gluon's counts for the same maps to plain rows in shared memory, by access as in
     `simt_access.in_shared`; None where rows are padded.
     """
-    config = case.config
-    if config.pad:
+    c = case.config
+    if c.pad:
         return None
-    layouts = maps(config, case.problem)
+    layouts = maps(c, case.problem)
     # terms × rows, terms × columns
-    read, columns = (k_block_reads(layouts.outputs, config.block_k, axis) for axis in (0, 1))
+    read, columns = (k_block_reads(layouts.outputs, c.block_k, axis) for axis in (0, 1))
     of = {
         "A store": layouts.a.transposed(),
         "B store": layouts.b,
         "A load": read,
         "B load": columns,
     }
-    if not config.transpose_a:
+    if not c.transpose_a:
         of |= {"A store": layouts.a, "A load": read.transposed()}
-    rows = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    return {
-        name: bank_conflicts(registers(layout), rows, layout.shape, torch.float32)
-        for name, layout in of.items()
-    }
+    return {name: _further_passes(registers(at), at.shape, c.num_warps) for name, at in of.items()}
+
+
+def _further_passes(layout: Any, shape: tuple[int, ...], warps: int) -> int:
+    """Gluon's count for a tile of float32 between registers and plain rows in shared memory."""
+    constants = layout, shape
+    variant = TritonVariant(
+        __name__,
+        _conflicts_kernel.__name__,
+        (("out", "*i32"), *((name, "constexpr") for name in _conflicts_kernel.arg_names[1:])),
+        tuple(((i,), value) for i, value in enumerate(constants, 1)),
+        (),
+        (("enable_fp_fusion", True), ("num_warps", warps)),
+        80,
+    )
+    return int(re.findall(r"arith\.constant (\d+) : i32", variant.compile().asm["ttgir"])[0])
+
+
+@gluon.jit  # type: ignore[untyped-decorator]
+def _conflicts_kernel(out, REGISTERS: gl.constexpr, SHAPE: gl.constexpr):  # type: ignore
+    ROWS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    tile = gl.full(SHAPE, 0, gl.float32, REGISTERS)
+    shared = gl.allocate_shared_memory(gl.float32, SHAPE, ROWS)
+    conflicts: gl.constexpr = gl.bank_conflicts(tile.type, shared.type)
+    gl.store(out, conflicts)
 
 
 def _mega(value: int) -> str:

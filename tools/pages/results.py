@@ -10,7 +10,7 @@ from typing import Any
 
 from outblas.autotune.store.tables import TunedTable, read_table
 from outblas.base.configs import items
-from outblas.base.machines import short_name
+from outblas.base.machines import of_device
 from outblas.base.registry import layout_of
 from outblas.base.shapes import Shape
 from outblas.bench.record import Record
@@ -32,7 +32,7 @@ class Measurement(Record):
     @property
     def gpu(self) -> str:
         """The short name of the GPU: "H100", or the device's own where no table has it."""
-        return short_name(self.device)
+        return getattr(of_device(self.device), "name", self.device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class Profile:
     @property
     def gpu(self) -> str:
         """The short name of the GPU."""
-        return short_name(self.device)
+        return getattr(of_device(self.device), "name", self.device)
 
     @property
     def settings(self) -> dict[str, str]:

@@ -223,14 +223,6 @@ def of_properties(
     )
 
 
-def short_name(device: str) -> str:
-    """Returns a short form of torch's device name ("H100"), or the name itself where no table lists
-    it.
-    """
-    machine = of_device(device)
-    return machine.name if machine else device
-
-
 def reference(arch: int) -> Machine:
     """Returns the machine that stands for an architecture: T4 for 75, A100 for 80, H100 for 90.
     Raises ValueError for other architectures.

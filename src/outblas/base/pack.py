@@ -258,17 +258,6 @@ def load(path: Path) -> None:
         _loaded.append(pack)
 
 
-def unload() -> None:
-    """Forgets all packs that were loaded, that of the environment too. Kernels that were taken from
-    them stay.
-    """
-    global _environment_read
-    with _lock:
-        _loaded.clear()
-        _warned.clear()
-        _environment_read = False
-
-
 def loaded() -> tuple[Pack, ...]:
     """Returns the packs that are asked for kernels, that of the environment among them."""
     _load_from_environment()

@@ -109,10 +109,10 @@ class Kernel:
     idea: str
     parent: str | None
     source: str
+    dtypes: tuple[str, ...] = ("bfloat16", "float16")
     min_arch: int
     max_arch: int | None
     dsl: Dsl
-    dtypes: tuple[str, ...] = ("bfloat16", "float16")
     config: Mapping[str, ConfigValue] = field(default_factory=dict, hash=False)
 
 

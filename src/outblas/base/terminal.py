@@ -13,12 +13,9 @@ def printable(text: str, keep: str = "") -> str:
     """
     if text.isprintable():
         return text
-    return "".join(each if each in keep or _is_shown(each) else _escaped(each) for each in text)
-
-
-def _is_shown(character: str) -> bool:
-    return character.isprintable() or unicodedata.category(character) == "Zs"
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode()
+    return "".join(
+        c
+        if c in keep or c.isprintable() or unicodedata.category(c) == "Zs"
+        else c.encode("unicode_escape").decode()
+        for c in text
+    )

@@ -123,21 +123,15 @@ def bench(
     save: Annotated[
         Path | None, typer.Option(help="Write the JSON to a file, again after every figure.")
     ] = None,
-    against: Annotated[
-        Path | None,
-        typer.Option(
-            help="Compare with the JSON that an earlier run saved, and list the ratios that fell."
-        ),
-    ] = None,
 ) -> None:
     """Times kernels beside cuBLAS and the best cuBLASLt algorithm on one GPU.
 
     Every kernel is checked before it is timed, and all take turns. It exits with code 1 if a kernel
-    is wrong or, with --against, if a ratio fell, and with code 3 without a GPU.
+    is wrong, and with code 3 without a GPU.
     """
     import torch
 
-    from outblas.bench import compare, grouped_providers, providers
+    from outblas.bench import grouped_providers, providers
     from outblas.bench.campaign import ROUNDS, Campaign
     from outblas.bench.operation import Operation
     from outblas.bench.record import MODES
@@ -149,7 +143,6 @@ def bench(
         check_writable(save)
         check_one_of("--op", op, OPS)
         modes, layouts = _choice("--mode", mode, MODES), _choice("--layout", layout, LAYOUTS)
-        earlier = compare.load(against) if against is not None else None
         options = {"ladder": ladder, "epilogue": epilogue, "batch-invariant": batch_invariant}
         for option in (name for name, value in options.items() if value and is_grouped):
             raise ValueError(f"--{option} cannot be combined with --op grouped")
@@ -172,26 +165,7 @@ def bench(
     report, passed = _run(campaign, campaign.run(tasks, modes), save, quiet=json)
     if json:
         print_json(report)
-    if earlier is not None:
-        passed &= _compared(earlier, report)
     raise typer.Exit(0 if passed else 1)
-
-
-def _compared(earlier: dict[str, Any], report: dict[str, Any]) -> bool:
-    """Shows on standard error how ratios changed; whether none fell."""
-    from outblas.bench.compare import compare
-
-    with usage_errors(ValueError):
-        changes = compare(earlier, report)
-    for verdict in ("fell", "rose"):
-        for change in changes.of(verdict):
-            line = f"{verdict}: {change.name}: {change.before:.3f} -> {change.after:.3f}"
-            typer.echo(f"{line} (tolerance {change.tolerance:.1%})", err=True)
-    same, missing = len(changes.of("same")), len(changes.missing)
-    typer.echo(
-        f"{same} ratios did not change, and {missing} were not measured this time.", err=True
-    )
-    return not changes.of("fell")
 
 
 def split_names(text: str) -> list[str]:

@@ -2,6 +2,7 @@
 compiled. torch calls such sizes unbacked, and does not say of them whether they are 1.
 """
 
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -42,11 +43,7 @@ def is_one(size: int) -> bool:
 
 def are_equal(shape: Sequence[int], other: Sequence[int]) -> bool:
     """Returns whether a shape is the one that a call must have, as `holds`."""
-    return len(shape) == len(other) and all(map(holds, map(_equal, shape, other)))
-
-
-def _equal(size: int, other: int) -> bool:
-    return size == other
+    return len(shape) == len(other) and all(map(holds, map(operator.eq, shape, other)))
 
 
 def broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:

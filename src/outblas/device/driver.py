@@ -11,7 +11,12 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import torch
+
+T = TypeVar("T")
 
 # Handles that stand for a different stream in every context, or in every thread.
 LEGACY, PER_THREAD = 1, 2
@@ -74,6 +79,26 @@ def relaxed_capture() -> Iterator[None]:
     finally:
         if exchange is not None and changed:
             exchange(ctypes.byref(mode))  # mode now holds the previous mode
+
+
+def for_good(device: torch.device, make: Callable[[], T]) -> T:
+    """Returns what `make` allocates and fills, ready for use on every stream: the GPU work of
+    `make` has finished when this returns.
+
+    A separate thread calls `make` on the default stream of the device's primary context, for two
+    reasons: the memory does not come from a pool that the caller's allocations go to (Inductor uses
+    one before it captures a graph, and frees it later), and a capture of a CUDA graph in another
+    thread continues undisturbed.
+    """
+
+    def made() -> T:
+        with relaxed_capture(), torch.cuda.device(device):
+            tensors = make()
+            torch.cuda.current_stream().synchronize()
+        return tensors
+
+    with ThreadPoolExecutor(1) as other:
+        return other.submit(made).result()
 
 
 # ---- machine code

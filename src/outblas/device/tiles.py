@@ -14,9 +14,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from outblas.base.compat.triton_private import mma
-from outblas.device.fused import gated_columns, store_outputs
+from outblas.device.fused import gated_columns, matrix_ptr, store_outputs
 from outblas.device.records import OutputCoord, TensorRef
-from outblas.device.work_tile import matrix_ptr
 
 
 class KBlock(NamedTuple):

@@ -176,18 +176,6 @@ def quick(
         yield replace(Case(m + 5, 2 * n - 3, k + 9, dtype, layout=LAYOUTS[i % 4]), **option)
 
 
-def huge(dtype: torch.dtype) -> Iterator[Case]:
-    """Yields cases with more than 2³¹ elements in out, in A and in B, where 32-bit offsets
-    overflow; in the last two a single k-block spans more than 2³¹ elements. Takes up to 65 GiB of
-    device memory.
-    """
-    yield Case(2**16 + 1, 2**15 + 1, 16, dtype, layout="nt")
-    yield Case(2**25 + 1, 8, 65, dtype, layout="nt")
-    yield Case(8, 2**25 + 1, 65, dtype, layout="nt")
-    yield Case(2**26 + 1, 8, 65, dtype, layout="tn")
-    yield Case(8, 2**26 + 1, 65, dtype, layout="nn")
-
-
 def _options(dtype: torch.dtype) -> list[dict[str, Any]]:
     """Returns the options besides shapes and layouts: each alone first, then some together."""
     aligned = 16 // dtype.itemsize

@@ -161,13 +161,9 @@ def _public_autocast_off(devices: Sequence[str]) -> Iterator[None]:
         yield
 
 
-def _any_autocast() -> bool:
-    return any(torch.is_autocast_enabled(device) for device in AUTOCAST_KEYS)
-
-
 any_autocast: Callable[[], bool] = take(
     "torch:_C._is_any_autocast_enabled",
-    _any_autocast,
+    lambda: any(torch.is_autocast_enabled(device) for device in AUTOCAST_KEYS),
     "whether autocast is on for any device",
     "torch.is_autocast_enabled is asked for each type of device",
 )
@@ -371,13 +367,9 @@ def _no_level() -> int | None:
     return None
 
 
-def _will_not_execute(node: object) -> bool:
-    return False
-
-
 will_execute: Callable[[Any], bool] = take(
     "torch:_C._will_engine_execute_node",
-    _will_not_execute,
+    lambda node: False,
     "whether a backward pass adds a gradient to `.grad`, within `outblas.accumulate_gradients`",
     "autograd adds every gradient",
 )
@@ -518,16 +510,9 @@ forward_levels: Any = (
     is None
     else forward_ad
 )
-
-
-def _forward_gradients(enabled: bool) -> AbstractContextManager[Any]:
-    """Switches on both modes of gradients by leaving inference mode."""
-    return torch.inference_mode(not enabled)
-
-
 forward_gradients: Callable[[bool], AbstractContextManager[Any]] = take(
     "torch.autograd.forward_ad:_set_fwd_grad_enabled",
-    _forward_gradients,
+    lambda enabled: torch.inference_mode(not enabled),
     "forward-mode gradients inside our Function",
     "torch.inference_mode(False) switches them on",
 )
