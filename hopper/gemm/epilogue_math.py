@@ -14,7 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float16, Float32, Uint32
 
-from outblas.hopper.gemm.records import Consumer, Cta, Epilogue
+from outblas.hopper.gemm.records import Consumer, Cta, CtaEpilogue
 from outblas.hopper.gemm.tile_scheduler import WorkTile
 from outblas.hopper.parts.config import WARPGROUP
 
@@ -80,7 +80,7 @@ class EpilogueTile:
     layout ((2, 2, V), MMA_M, MMA_N); a gated pair counts as two columns.
     """
 
-    epilogue: Epilogue
+    epilogue: CtaEpilogue
     consumer: Consumer
     work: WorkTile
     acc: Any
@@ -404,7 +404,7 @@ def x_to_outputs(tile: EpilogueTile, part: cutlass.Constexpr):
 
 
 @cute.jit
-def add_source(epilogue: Epilogue, values, load_source: cutlass.Constexpr):
+def add_source(epilogue: CtaEpilogue, values, load_source: cutlass.Constexpr):
     """Adds what `load_source` returns from shared memory to the outputs."""
     traits = epilogue.traits
     if cutlass.const_expr(traits.addend == "staged"):

@@ -23,7 +23,7 @@ from cutlass.utils import hopper_helpers
 from outblas.hopper.gemm import block_quantize, epilogue_load, epilogue_math, row_stores
 from outblas.hopper.gemm.epilogue_load import subtile_columns, subtiles, tile_of
 from outblas.hopper.gemm.pipeline import GroupPipeline
-from outblas.hopper.gemm.records import Consumer, Epilogue, EpilogueTma, TmaTensor
+from outblas.hopper.gemm.records import Consumer, CtaEpilogue, EpilogueTma, TmaTensor
 from outblas.hopper.parts.config import WARPGROUP
 from outblas.hopper.parts.epilogue_store import wait_stores_read
 from outblas.hopper.parts.pipeline import PipelineState
@@ -142,7 +142,7 @@ def alloc_smem(smem, config, tma: EpilogueTma, dtype, traits, stages):
     return smem.allocate_tensor(dtype, layout.outer, 1024, swizzle=layout.inner)
 
 
-def make_writer(epilogue: Epilogue, mma_dtype, consumer, thread) -> SubtileWriter:
+def make_writer(epilogue: CtaEpilogue, mma_dtype, consumer, thread) -> SubtileWriter:
     """Returns the copies with which thread `thread` of consumer warpgroup `consumer` writes and
     reads subtiles: matrix instructions for 16-bit elements, pairs for others.
     """
@@ -184,7 +184,7 @@ def make_writer(epilogue: Epilogue, mma_dtype, consumer, thread) -> SubtileWrite
 
 
 @cute.jit
-def wait_mainloop_done(epilogue: Epilogue):
+def wait_mainloop_done(epilogue: CtaEpilogue):
     """Every consumer, after its products: where C overlays the stages, waits until all consumers
     have read them; where it overlays only the consumer's own rows, no wait is needed.
 
@@ -223,7 +223,7 @@ def store(
     run_pass(tile, out, source, pipeline, state, operations)
 
 
-def make_pass(epilogue: Epilogue, width: int, what: str, half: int, free: bool) -> StorePass:
+def make_pass(epilogue: CtaEpilogue, width: int, what: str, half: int, free: bool) -> StorePass:
     """Returns the pass that stores "aux" or "out". `free`: the first buffers need no wait."""
     fresh = overlays_stages(epilogue.config, epilogue.dtype, epilogue.traits)
     return StorePass(

@@ -29,7 +29,7 @@ from outblas.hopper.gemm.pipeline import GroupPipeline
 from outblas.hopper.gemm.records import (
     ClusterCoord,
     Cta,
-    Epilogue,
+    CtaEpilogue,
     EpilogueSource,
     EpilogueTensors,
     EpilogueTma,
@@ -419,7 +419,7 @@ class Gemm:
         sC = source = None
         if self.staged:
             sC = epilogue_store.alloc_smem(smem, config, tma, dtype, traits, stages)
-        epilogue = Epilogue(traits, config, tensors, mC, mC.shape[:2], dtype, tma, sC)
+        epilogue = CtaEpilogue(traits, config, tensors, mC, mC.shape[:2], dtype, tma, sC)
         if traits.source:
             source = EpilogueSource(
                 tma.source, stages, tma.subtile_layout, self.config, config, dtype, traits.batched

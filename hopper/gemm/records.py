@@ -111,7 +111,7 @@ class OperandLoads:
 
 
 @dataclass(frozen=True)
-class Epilogue:
+class CtaEpilogue:
     """What the epilogue of every tile reads.
 
     `config` is the config of the part of C that a CTA stores (`HopperConfig.epilogue_config`). mC:
@@ -215,7 +215,7 @@ class Cta:
     scheduler: Any
     loads: Any
     operands: MmaOperands
-    epilogue: Epilogue
+    epilogue: CtaEpilogue
     source: Any
     source_stages: int
     splitk: SplitKWorkspace

@@ -194,10 +194,6 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_file_in_the_repository_is_laid_out_as_it_is_written() -> None:
-    assert machine_code.SNAPSHOT.read_text() == machine_code.to_text(RECORDED)
-
-
 @pytest.mark.compile
 @pytest.mark.usefixtures("same_compilers")
 def test_the_command_finds_a_change_and_replaces_it_when_asked(

@@ -73,7 +73,7 @@ def epilogue_math():
         "size": len,
         "math": functions,
     }
-    types = ("BFloat16", "Float16", "Uint32", "Consumer", "Cta", "Epilogue", "WorkTile")
+    types = ("BFloat16", "Float16", "Uint32", "Consumer", "Cta", "CtaEpilogue", "WorkTile")
     made = run_source(
         source,
         cute=cute,
