@@ -44,7 +44,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     properties = SimpleNamespace(multi_processor_count=132, name="NVIDIA H100 80GB HBM3")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(tile_order.memory, "for_good", lambda device, make: torch.zeros(1))
+    monkeypatch.setattr(tile_order.driver, "for_good", lambda device, make: torch.zeros(1))
     monkeypatch.setattr(tile_order, "_kept", {})
     monkeypatch.setattr(compile, "load", load)
     monkeypatch.setattr(cute, "compile", compiles)

@@ -365,7 +365,7 @@ def _stand_in(patched: pytest.MonkeyPatch, world: World) -> None:
     patched.setattr(torch.cuda, "Event", lambda: FakeEvent(world))
     patched.setattr(driver, "context", lambda: world.current.context)
     patched.setattr(driver, "stream_id", world.stream_id)
-    patched.setattr(workspace.memory, "for_good", world.for_good)
+    patched.setattr(workspace.driver, "for_good", world.for_good)
     patched.setattr(workspace, "_tensors", tensors)
     patched.setattr(workspace, "_making", FakeLock(world))
     patched.setattr(workspace, "_workspaces", {})

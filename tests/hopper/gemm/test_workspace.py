@@ -70,7 +70,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda index=None: fake.stream)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: fake.capturing)
     monkeypatch.setattr(workspace, "_tensors", fake.tensors)
-    monkeypatch.setattr(workspace.memory, "for_good", fake.for_good)
+    monkeypatch.setattr(workspace.driver, "for_good", fake.for_good)
     monkeypatch.setattr(workspace, "_workspaces", {})
     monkeypatch.setattr(driver, "stream_id", lambda handle: None)
     monkeypatch.setattr(driver, "context", lambda: None)

@@ -51,7 +51,7 @@ def test_a_launch_has_the_clusters_that_run_at_once(
 
 def test_a_table_is_kept_by_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """The table that stands for a failed probe is not in the way of the right one."""
-    monkeypatch.setattr(tile_order.memory, "for_good", lambda device, make: make())
+    monkeypatch.setattr(tile_order.driver, "for_good", lambda device, make: make())
     monkeypatch.setattr(tile_order, "_kept", {})
     cpu = torch.device("cpu")
 
