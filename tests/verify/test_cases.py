@@ -89,11 +89,6 @@ def test_all_cases_have_the_sizes_beside_a_tile() -> None:
     assert {(case.M, case.N, case.K) for case in generated} >= beside_a_tile
 
 
-def test_huge_cases_have_a_matrix_of_more_than_two_to_the_31_elements() -> None:
-    for case in cases.huge(BF16):
-        assert max(case.M * case.N, case.M * case.K, case.N * case.K) > 2**31, case
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
