@@ -42,10 +42,10 @@ class Node:
 
 def sections() -> dict[str, Node]:
     """The keys of each section of the page, by its heading."""
-    found: dict[str, Node] = {}
+    roots: dict[str, Node] = {}
     _, *parts = re.split(r"^#{2,3} (.+)$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     for heading, text in zip(parts[::2], parts[1::2], strict=True):
-        root = found[heading] = Node()
+        root = roots[heading] = Node()
         for row in _ROW.finditer(text):
             node = root
             for name in _names(row["key"]):
@@ -55,7 +55,7 @@ def sections() -> dict[str, Node]:
             root.type = "list of objects"
         if listed := re.search(r"The output is a (list of \[\w+\]\(#\w+\))", text):
             root.type = listed[1]
-    return found
+    return roots
 
 
 def _names(key: str) -> list[str]:
@@ -65,49 +65,49 @@ def _names(key: str) -> list[str]:
 
 def problems(value: Any, heading: str) -> list[str]:
     """Where a value differs from what a section of the page says."""
-    known = sections()
-    return list(_problems(value, known[heading], heading, known))
+    page = sections()
+    return list(_problems(value, page[heading], heading, page))
 
 
-def _problems(value: Any, node: Node, place: str, known: dict[str, Node]) -> Iterator[str]:
+def _problems(value: Any, node: Node, place: str, page: dict[str, Node]) -> Iterator[str]:
     kind = node.type.removesuffix(", optional")
     if value is None and kind.endswith(" or null"):
         return
     kind = kind.removesuffix(" or null")
     if kind.startswith("list of "):
-        yield from _in_list(value, node, kind.removeprefix("list of "), place, known)
+        yield from _in_list(value, node, kind.removeprefix("list of "), place, page)
     elif kind.startswith("map"):
         if not isinstance(value, dict):
             yield f"{place} is a {type(value).__name__}, documented as {node.type}"
         elif "*" in node.below:
-            for name, each in value.items():
-                yield from _problems(each, node.below["*"], f"{place}.{name}", known)
+            for name, item in value.items():
+                yield from _problems(item, node.below["*"], f"{place}.{name}", page)
     elif link := _LINK.fullmatch(kind):
-        yield from _problems(value, known[_heading(link["anchor"], known)], place, known)
+        yield from _problems(value, page[_heading(link["anchor"], page)], place, page)
     elif kind == "object":
-        yield from _in_object(value, node, place, known)
+        yield from _in_object(value, node, place, page)
     elif kind not in _SCALARS:
         yield f"{place} has the type {node.type!r}, which is none"
     elif not isinstance(value, _SCALARS[kind]) or (isinstance(value, bool) and kind != "boolean"):
         yield f"{place} is {value!r}, documented as {node.type}"
 
 
-def _in_list(value: Any, node: Node, of: str, place: str, known: dict[str, Node]) -> Iterator[str]:
+def _in_list(value: Any, node: Node, of: str, place: str, page: dict[str, Node]) -> Iterator[str]:
     if not isinstance(value, list | tuple):
         yield f"{place} is a {type(value).__name__}, documented as {node.type}"
         return
-    each_node = node.below.get("[]", Node())
+    item_node = node.below.get("[]", Node())
     if of not in ("objects", "maps"):
-        each_node = Node(of if _LINK.fullmatch(of) else of.removesuffix("s"))
-    for each in value:
+        item_node = Node(of if _LINK.fullmatch(of) else of.removesuffix("s"))
+    for item in value:
         if of == "maps":
-            if not isinstance(each, dict):
-                yield f"{place}[] is {each!r}, documented as {node.type}"
+            if not isinstance(item, dict):
+                yield f"{place}[] is {item!r}, documented as {node.type}"
         else:
-            yield from _problems(each, each_node, f"{place}[]", known)
+            yield from _problems(item, item_node, f"{place}[]", page)
 
 
-def _in_object(value: Any, node: Node, place: str, known: dict[str, Node]) -> Iterator[str]:
+def _in_object(value: Any, node: Node, place: str, page: dict[str, Node]) -> Iterator[str]:
     if not isinstance(value, dict):
         yield f"{place} is a {type(value).__name__}, documented as {node.type}"
         return
@@ -115,13 +115,13 @@ def _in_object(value: Any, node: Node, place: str, known: dict[str, Node]) -> It
         yield f"{place}.{name} is not documented"
     for name, below in node.below.items():
         if name in value:
-            yield from _problems(value[name], below, f"{place}.{name}", known)
+            yield from _problems(value[name], below, f"{place}.{name}", page)
         elif not below.is_optional:
             yield f"{place}.{name} is documented, and missing"
 
 
-def _heading(anchor: str, known: dict[str, Node]) -> str:
-    return next(heading for heading in known if heading.lower().replace(" ", "-") == anchor)
+def _heading(anchor: str, page: dict[str, Node]) -> str:
+    return next(heading for heading in page if heading.lower().replace(" ", "-") == anchor)
 
 
 TIMES = [

@@ -34,20 +34,20 @@ class Link:
 def pages() -> list[Path]:
     """Every page that has links for readers."""
     beside = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "WORKLOG.md")
-    found = [ROOT / name for name in beside]
-    found += [*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")]
-    return sorted(path for path in found if path.exists())
+    paths = [ROOT / name for name in beside]
+    paths += [*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")]
+    return sorted(path for path in paths if path.exists())
 
 
 def links(page: Path) -> Iterator[Link]:
     """The links and pictures of a page, those of HTML tags too; code has none."""
     for token in _parser.parse(page.read_text(encoding="utf-8")):
         line = token.map[0] + 1 if token.map else 0
-        for each in [token, *(token.children or ())]:
-            if each.type in ("html_block", "html_inline"):
-                yield from (Link(page, line, to) for to in _TAG.findall(each.content))
+        for part in [token, *(token.children or ())]:
+            if part.type in ("html_block", "html_inline"):
+                yield from (Link(page, line, to) for to in _TAG.findall(part.content))
             for name in ("href", "src"):
-                if to := each.attrGet(name):
+                if to := part.attrGet(name):
                     yield Link(page, line, str(to))
 
 
@@ -71,15 +71,15 @@ def anchors(page: Path) -> frozenset[str]:
     """The anchors of a page: of its headings, as GitHub and MyST make them, and MyST's targets."""
     text = page.read_text(encoding="utf-8")
     tokens = _parser.parse(text)
-    found: list[str] = []
+    slugs: list[str] = []
     for heading, content in pairwise(tokens):
         if heading.type == "heading_open":
-            slug = _slug("".join(each.content for each in content.children or ()))
+            slug = _slug("".join(part.content for part in content.children or ()))
             count = sum(
-                re.fullmatch(rf"{re.escape(slug)}(-\d+)?", each) is not None for each in found
+                re.fullmatch(rf"{re.escape(slug)}(-\d+)?", other) is not None for other in slugs
             )
-            found.append(f"{slug}-{count}" if count else slug)
-    return frozenset({*found, *_TARGET.findall(text)})
+            slugs.append(f"{slug}-{count}" if count else slug)
+    return frozenset({*slugs, *_TARGET.findall(text)})
 
 
 def _slug(heading: str) -> str:
@@ -87,10 +87,10 @@ def _slug(heading: str) -> str:
 
 
 def _is_line(file: Path, anchor: str) -> bool:
-    found = _LINES.fullmatch(anchor)
-    if not found or not file.is_file():
+    lines = _LINES.fullmatch(anchor)
+    if not lines or not file.is_file():
         return False
-    last = int(found[2] or found[1])
+    last = int(lines[2] or lines[1])
     return last <= len(file.read_text(encoding="utf-8").splitlines())
 
 

@@ -81,21 +81,21 @@ def columns(axis: Any, shown: Sequence[Column], gap: float = 8.0) -> None:
             write(cell, (1, row), xytext=(right, 0), **beside)
 
 
-def spread(wanted: Sequence[float], gap: float) -> list[float]:
-    """Places at least `gap` apart, in the order of the wanted ones and as near to them as that
+def spread(targets: Sequence[float], gap: float) -> list[float]:
+    """Places at least `gap` apart, in the order of the targets and as near to them as that
     allows.
     """
-    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
+    order = sorted(range(len(targets)), key=lambda i: targets[i])
     groups: list[tuple[float, list[int]]] = []  # the middle of a run, and who is in it
     for i in order:
-        groups.append((wanted[i], [i]))
+        groups.append((targets[i], [i]))
         while len(groups) > 1:
             (low, before), (high, after) = groups[-2:]
             if high - low >= gap * (len(before) + len(after)) / 2:
                 break
             both = before + after
-            groups[-2:] = [(sum(wanted[j] for j in both) / len(both), both)]
-    places = [0.0] * len(wanted)
+            groups[-2:] = [(sum(targets[j] for j in both) / len(both), both)]
+    places = [0.0] * len(targets)
     for middle, members in groups:
         for rank, i in enumerate(members):
             places[i] = middle + (rank - (len(members) - 1) / 2) * gap
