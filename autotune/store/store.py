@@ -117,6 +117,24 @@ class Owner(NamedTuple):
         return _start(self.pid) == self.started
 
 
+def _is_free(owner: Owner, me: Owner, when: str) -> bool:
+    """Returns whether the claim that an owner made at this date is free again."""
+    alive = owner.is_alive(me)
+    if alive is not None:
+        return not alive
+    age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(when)
+    return not 0 <= age.total_seconds() < UNSEEN_SECONDS
+
+
+def _start(pid: int) -> str:
+    """Returns when a process began, "" for one that has ended or is not seen."""
+    try:
+        columns = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if columns[0] in "ZX" else columns[19]
+
+
 class Store(Database):
     """A store of trials and winners, in a SQLite file that sweeps share.
 
@@ -164,7 +182,7 @@ class Store(Database):
         """Give back the claims of this store object, and close the file."""
         if not self.read_only and self._connection is not None:
             with contextlib.suppress(StoreError):
-                self._delete("claims", {"owner": str(self._owner)})
+                self._end_claims({"owner": str(self._owner)})
         super().close()
 
     # Writing.
@@ -374,7 +392,7 @@ class Store(Database):
                 return Claim(trial=trial)
             others = _select(connection, "claims", key)
             for row in others:
-                if not is_free(Owner.parse(row["owner"]), self._owner, row["date"]):
+                if not _is_free(Owner.parse(row["owner"]), self._owner, row["date"]):
                     return Claim(held=True)
             _insert(connection, "claims", {**key, "owner": str(self._owner), "date": now()})
             return Claim(granted=True, taken_over=bool(others))
@@ -387,10 +405,10 @@ class Store(Database):
         Args:
             identity: The config, as in `claim`.
         """
-        self._delete("claims", {**_identified(identity), "owner": str(self._owner)})
+        self._end_claims({**_identified(identity), "owner": str(self._owner)})
 
-    def _delete(self, table: str, values: Row) -> None:
-        query = f"DELETE FROM {table} WHERE {_equal(values)}"
+    def _end_claims(self, values: Row) -> None:
+        query = f"DELETE FROM claims WHERE {_equal(values)}"
         self.write(lambda connection: connection.execute(query, values))
 
 
@@ -477,21 +495,3 @@ def _to_prune(
     if not parts:
         raise ValueError("prune needs at least one of older_than_days, kernel and sources")
     return " AND ".join(f"({part})" for part in parts), values
-
-
-def is_free(owner: Owner, me: Owner, when: str) -> bool:
-    """Returns whether the claim that an owner made at this date is free again."""
-    alive = owner.is_alive(me)
-    if alive is not None:
-        return not alive
-    age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(when)
-    return not 0 <= age.total_seconds() < UNSEEN_SECONDS
-
-
-def _start(pid: int) -> str:
-    """Returns when a process began, "" for one that has ended or is not seen."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]
