@@ -181,8 +181,8 @@ STUBBORN = f"""{BARE}
 sys.modules["outblas.cli"] = types.ModuleType("outblas.cli")
 sys.modules["outblas.cli"].__path__ = [places["outblas"] + "/cli"]
 import time
-from outblas.cli.tune import handled
-with handled():
+from outblas.cli.tune import interruptible
+with interruptible():
     try:
         print("ready", flush=True)
         time.sleep(100)

@@ -144,8 +144,9 @@ def bench(
         check_one_of("--op", op, OPS)
         modes, layouts = _choice("--mode", mode, MODES), _choice("--layout", layout, LAYOUTS)
         options = {"ladder": ladder, "epilogue": epilogue, "batch-invariant": batch_invariant}
-        for option in (name for name, value in options.items() if value and is_grouped):
-            raise ValueError(f"--{option} cannot be combined with --op grouped")
+        for option, value in options.items():
+            if value and is_grouped:
+                raise ValueError(f"--{option} cannot be combined with --op grouped")
         if ladder is not None:
             registry.ladder(ladder)
         check_one_of("--dtype", dtype, peers.PRECISIONS)

@@ -21,7 +21,7 @@ EXAMPLES: Mapping[str, tuple[Example, ...]] = {
     ),
     "bench": (
         ("outblas bench --shapes 4096,16x4096x4096", "time all kernels at two shapes"),
-        ("outblas bench --kernels outblas --shapes suite --save suite.json", "keep"),
+        ("outblas bench --kernels outblas --shapes suite --save suite.json", "a file"),
         ("outblas bench --kernels outblas --epilogue bias+gelu+residual", "an epilogue"),
         ("outblas bench --kernels hopper.gemm[tile_n=128] --shapes 2048", "a config"),
         ("outblas bench --op grouped --shapes moe:mixtral-8x7b", "a model's experts"),

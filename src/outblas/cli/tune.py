@@ -1,4 +1,4 @@
-"""`outblas tune`."""
+"""`outblas tune`: its options, the sweep, and what ends one in order: Ctrl-C and SIGTERM."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -348,7 +347,7 @@ def _sweep(
             err=True,
         )
         raise typer.Exit(NO_GPU)
-    with Store(path) as store, handled() as received:
+    with Store(path) as store, interruptible() as signals:
         try:
             return _shown_sweep(kernels, workloads, options, store, quiet=quiet)
         except StoreError as error:
@@ -357,15 +356,15 @@ def _sweep(
         except (KeyboardInterrupt, SystemExit) as error:
             if isinstance(error, SystemExit) and error.code != signal.SIGTERM:  # not Ray's signal
                 raise
-            received.signal = received.signal or (
-                signal.SIGTERM if isinstance(error, SystemExit) else signal.SIGINT
-            )
+            signals.append(signal.SIGTERM if isinstance(error, SystemExit) else signal.SIGINT)
+            command = shlex.join(["outblas", *(a for a in sys.argv[1:] if a != "--no-resume")])
             typer.echo(
                 f"Interrupted: what was measured is in {store.path}. The same command continues "
-                f"from there:\n  {same_command(without='--no-resume')}",
+                f"from there:\n  {command}",
                 err=True,
             )
-            raise typer.Exit(received.exit_code) from None
+            # The status that shells give: 130 after Ctrl-C, 143 after SIGTERM.
+            raise typer.Exit(128 + signals[0]) from None
 
 
 def _shown_sweep(
@@ -403,36 +402,24 @@ def _shown_sweep(
     return tune_output.sweep_record(result)
 
 
-# ---- Ctrl-C and SIGTERM: the first ends a command in order, the second at once
+# ---- Ctrl-C and SIGTERM: the first ends a sweep in order, the second at once
 _SHOW_CURSOR = b"\x1b[?25h"  # which a live view hides
 
 
-@dataclass
-class Interrupts:
-    """What has been received; None so far."""
-
-    signal: int | None = None
-
-    @property
-    def exit_code(self) -> int:
-        """The exit status that shells give: 130 after Ctrl-C, 143 after SIGTERM."""
-        return 128 + (self.signal or signal.SIGINT)
-
-
 @contextlib.contextmanager
-def handled() -> Iterator[Interrupts]:
-    """Within, the first signal raises KeyboardInterrupt and the second ends the process at once:
-    its workers follow, and what it has stored is on disk. A signal that is ignored stays so, as in
-    a shell's background jobs.
+def interruptible() -> Iterator[list[int]]:
+    """Yields the list of signals that have been received. Within, the first raises
+    KeyboardInterrupt and the second ends the process at once: its workers follow, and what it has
+    stored is on disk. A signal that is ignored stays so, as in a shell's background jobs.
     """
-    received = Interrupts()
+    signals: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if received.signal is not None:
+        if signals:
             if sys.stdout.isatty():
                 os.write(sys.stdout.fileno(), _SHOW_CURSOR)
             os._exit(128 + number)
-        received.signal = number
+        signals.append(number)
         raise KeyboardInterrupt
 
     before = {}
@@ -441,14 +428,7 @@ def handled() -> Iterator[Interrupts]:
             if signal.getsignal(number) != signal.SIG_IGN:
                 before[number] = signal.signal(number, handle)
     try:
-        yield received
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def same_command(*, without: str = "") -> str:
-    """The command line of this process, for a shell, without an option that is not to be given
-    again.
-    """
-    return shlex.join(["outblas", *(part for part in sys.argv[1:] if part != without)])

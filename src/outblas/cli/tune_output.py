@@ -24,7 +24,6 @@ from outblas.cli.common import (
     table,
     usage_errors,
 )
-from outblas.report.tables import confidence
 
 if TYPE_CHECKING:
     from outblas.autotune.lookup import TuningIndex
@@ -275,6 +274,7 @@ def _show_problems(outcome: Outcome) -> None:
 
 def _row(winner: BestConfig, base: str) -> tuple[str, ...]:
     from outblas.autotune.named_configs import short
+    from outblas.report.tables import confidence
 
     workload = winner.workload
     lead = NONE
