@@ -77,7 +77,7 @@ def sweep(
             started.
         StoreError: The store cannot be opened for writing, and nothing was started; or a result
             could not be written: the trials before it are in the store.
-        ImportError: The DSL of a kernel or ray are not installed.
+        ImportError: The DSL of a kernel, or ray, is not installed.
         StrategyError: The strategy failed; what was measured is in the store.
 
     Example:
