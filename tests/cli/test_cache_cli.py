@@ -255,10 +255,7 @@ def test_the_winner_of_a_shape_is_marked(path: Path) -> None:
         (("export", "/nowhere/x.json"), "FILE is '/nowhere/x.json'"),
         (("import", "/nowhere/x.json"), "/nowhere/x.json: No such file"),
         (("prune",), "expected at least one of"),
-        (
-            ("prune", "--kernel", "x", "--store", "/nowhere/x.sqlite"),
-            "--store is '/nowhere/x.sqlite'",
-        ),
+        (("prune", "--stale", "--store", "/nowhere/x"), "--store is '/nowhere/x', expected a file"),
         (("prune", "--older-than", "soon"), "--older-than is 'soon'"),
         (("prune", "--older-than", "99999w"), "expected a number from 0"),
     ],

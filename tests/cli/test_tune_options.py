@@ -40,15 +40,9 @@ def refused(message: str, line: str, code: int = 2) -> None:
         ("--weights hot", "--weights is 'hot', expected one of warm, cold"),
         ("--epilogue bias+tanh", "--epilogue is 'bias+tanh', expected some of bias, an activation"),
         ("--epilogue=", "--epilogue is '', expected a value, or no --epilogue"),
-        (
-            "--kernels simt.naive --epilogue bias",
-            "kernel 'simt.naive' has no epilogue besides alpha",
-        ),
+        ("--kernels simt.naive --epilogue bias", "'simt.naive' has no epilogue besides alpha"),
         ("--shapes 16x15x16 --epilogue swiglu", "N is 15, expected an even number with swiglu"),
-        (
-            "--explain 16 --weights cold",
-            "--weights is 'cold', expected no --weights with --explain",
-        ),
+        ("--explain 16 --weights cold", "--weights is 'cold', expected no --weights with --ex"),
         (
             "--dtype float64",
             "--dtype is 'float64', expected one of bfloat16, float16, float32, tf32",
@@ -62,10 +56,7 @@ def refused(message: str, line: str, code: int = 2) -> None:
         ("--trials 0", "'--trials'"),
         ("--top-k 0", "'--top-k'"),
         ("--address 1.2.3.4:5", "--address is '1.2.3.4:5', expected none without engine 'ray'"),
-        (
-            "--save /nonexistent/f.json",
-            "--save is '/nonexistent/f.json', expected a file in a folder",
-        ),
+        ("--save /nowhere/f", "--save is '/nowhere/f', expected a file in a folder"),
         (
             "--dry-run --gpu a100 --kernels hopper.hilbert --dtype bfloat16",
             "kernel 'hopper.hilbert' needs sm_90",
