@@ -12,7 +12,7 @@ import torch
 from outblas.core.arguments import renamed, show_signature
 from outblas.core.epilogue import Activation, EpilogueArgs
 from outblas.core.errors import OperandError
-from outblas.core.sm_carveout import limited
+from outblas.core.sm_carveout import limit, unlimited
 from outblas.runtime.default_kernel import Mode
 from outblas.torch_ops import autocast_vmap, autograd, slow_path
 from outblas.torch_ops.call import (
@@ -130,7 +130,8 @@ def matmul(
         True
     """
     if sms is not None:
-        return limited(matmul, sms, locals())
+        with limit(sms, input, other, *aliases.values()):
+            return matmul(**unlimited(locals()))
     if aliases:
         input, other = renamed("matmul", _ALIASES["matmul"], aliases, input=input, other=other)
     extra = None
@@ -223,7 +224,8 @@ def addmm(
         True
     """
     if sms is not None:
-        return limited(addmm, sms, locals())
+        with limit(sms, input, mat1, *aliases.values()):
+            return addmm(**unlimited(locals()))
     if aliases:
         input, mat1, mat2 = renamed(
             "addmm", _ALIASES["addmm"], aliases, input=input, mat1=mat1, mat2=mat2
@@ -309,7 +311,8 @@ def linear(
         True
     """
     if sms is not None:
-        return limited(linear, sms, locals())
+        with limit(sms, input, weight, *aliases.values()):
+            return linear(**unlimited(locals()))
     if aliases:
         input, weight = renamed("linear", _ALIASES["linear"], aliases, input=input, weight=weight)
     fast = (activation is None or is_activation(activation)) and not is_traced()

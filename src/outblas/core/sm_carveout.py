@@ -152,14 +152,10 @@ def limit(sms: int, *operands: Any) -> contextlib.AbstractContextManager[None]:
     return call_limit.within(count) if count > reserved() else contextlib.nullcontext()
 
 
-def limited(function: Callable[..., T], sms: int, arguments: dict[str, Any]) -> T:
-    """Calls a public function anew within `limit`. `arguments`: its own, by the names of its
-    parameters, among them `sms` and perhaps `aliases`, which holds keywords.
-    """
-    keywords = {name: value for name, value in arguments.items() if name not in ("sms", "aliases")}
-    keywords |= arguments.get("aliases", {})
-    with limit(sms, *keywords.values()):
-        return function(**keywords)
+def unlimited(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a public call, which are its `locals()`, as keywords but `sms`."""
+    keywords = arguments | arguments.get("aliases", {})
+    return {name: value for name, value in keywords.items() if name not in ("sms", "aliases")}
 
 
 def kept_by_torch(function: Callable[P, T]) -> Callable[P, T]:

@@ -19,7 +19,7 @@ from outblas.base.cuda_graphs import capturing, not_ready
 from outblas.core import epilogue, grouped, invariance, problem
 from outblas.core.epilogue import Activation
 from outblas.core.grouped import NO_TENSORS, Checked, GroupedTensors
-from outblas.core.sm_carveout import limited
+from outblas.core.sm_carveout import limit, unlimited
 from outblas.runtime import fallback, hooks, recorded_shapes
 from outblas.torch_ops import grouped_gradients, grouped_plans, ops
 from outblas.torch_ops.flop_formulas import register_if_counted
@@ -142,7 +142,8 @@ def grouped_mm(
         torch.Size([6, 4])
     """
     if sms is not None:
-        return limited(grouped_mm, sms, locals())
+        with limit(sms, mat_a, mat_b):
+            return grouped_mm(**unlimited(locals()))
     tensors = offs, bias, residual, aux, a_index, scatter_index, scatter_weights, counts
     result: Tensor
     if not torch.compiler.is_dynamo_compiling():

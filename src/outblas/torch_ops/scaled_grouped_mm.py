@@ -13,7 +13,7 @@ from outblas.base.compat.torch_private import has_override
 from outblas.core import grouped, problem
 from outblas.core.epilogue import Activation
 from outblas.core.grouped import GroupedTensors
-from outblas.core.sm_carveout import limited
+from outblas.core.sm_carveout import limit, unlimited
 from outblas.torch_ops import grouped_plans, ops
 from outblas.torch_ops.autograd_levels import refuse_gradients
 from outblas.torch_ops.flop_formulas import register_if_counted
@@ -125,7 +125,8 @@ def scaled_grouped_mm(
         (torch.Size([6, 128]), 32.0)
     """
     if sms is not None:
-        return limited(scaled_grouped_mm, sms, locals())
+        with limit(sms, mat_a, mat_b):
+            return scaled_grouped_mm(**unlimited(locals()))
     rows = a_index, scatter_index, scatter_weights
     tensors = scale_a, scale_b, offs, bias, residual, *rows, counts
     is_traced = torch.compiler.is_dynamo_compiling()
