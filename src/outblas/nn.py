@@ -375,8 +375,7 @@ def _gains(module: torch.nn.Linear) -> dict[int, float]:
     if not isinstance(weight, Tensor) or not weight.is_cuda or weight.dim() != 2:
         return {}
     N, K = weight.shape
-    gains: dict[int, float]
-    gains = hooks.tuner.get().measured_gains(weight.device, N, K, weight.dtype)
+    gains: dict[int, float] = hooks.tuner.get().measured_gains(weight.device, N, K, weight.dtype)
     return gains
 
 

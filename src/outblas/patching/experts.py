@@ -82,10 +82,8 @@ def find(model: Module, are_wanted: bool) -> Iterator[tuple[str, Experts | str]]
             yield name or "(root)", Experts(module, names)
         elif are_wanted and all(isinstance(getattr(module, flag, None), bool) for flag in _FLAGS):
             outcome = _names(module)
-            yield (
-                name or "(root)",
-                outcome if isinstance(outcome, str) else Experts(module, outcome),
-            )
+            swap = outcome if isinstance(outcome, str) else Experts(module, outcome)
+            yield name or "(root)", swap
 
 
 def _names_in_use(module: Module) -> Names | None:
