@@ -40,9 +40,15 @@ def refused(message: str, line: str, code: int = 2) -> None:
         ("--weights hot", "--weights is 'hot', expected one of warm, cold"),
         ("--epilogue bias+tanh", "--epilogue is 'bias+tanh', expected some of bias, an activation"),
         ("--epilogue=", "--epilogue is '', expected a value, or no --epilogue"),
-        ("--kernels simt.naive --epilogue bias", "'simt.naive' has no epilogue besides alpha"),
+        (
+            "--kernels simt.naive --epilogue bias",
+            "kernel 'simt.naive' has no epilogue besides alpha",
+        ),
         ("--shapes 16x15x16 --epilogue swiglu", "N is 15, expected an even number with swiglu"),
-        ("--explain 16 --weights cold", "--weights is 'cold', expected no --weights with --ex"),
+        (
+            "--explain 16 --weights cold",
+            "--weights is 'cold', expected no --weights with --explain",
+        ),
         (
             "--dtype float64",
             "--dtype is 'float64', expected one of bfloat16, float16, float32, tf32",
