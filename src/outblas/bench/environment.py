@@ -2,7 +2,6 @@
 
 import datetime
 import platform
-from importlib import metadata
 from typing import Any
 
 import torch
@@ -32,11 +31,10 @@ def power_limit() -> float | None:
 
 def environment() -> dict[str, Any]:
     """Returns the GPU with its power limit, driver, versions and date, as JSON values."""
-    versions = {status.name: status.installed for status in requirements.statuses()}
     gpu = torch.cuda.get_device_properties() if torch.cuda.is_available() else None
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "outblas": metadata.version("outblas"),
+        "outblas": requirements.installed("outblas"),
         "gpu": gpu.name if gpu else None,
         "sms": gpu.multi_processor_count if gpu else None,
         "power_limit_w": power_limit() if gpu else None,
@@ -44,7 +42,7 @@ def environment() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
         **{
-            name: versions.get(name)
-            for name in ("torch", "triton", "nvidia-cutlass-dsl", "apache-tvm-ffi")
+            name: requirements.installed(name)
+            for name in ("torch", "nvidia-cublas", "triton", "nvidia-cutlass-dsl", "apache-tvm-ffi")
         },
     }
