@@ -11,9 +11,9 @@ from typing import IO
 # How the types of shared file systems begin in /proc/self/mountinfo. Locks on these may be local to
 # one machine or missing, and SQLite's shared memory does not work across machines.
 _SHARED = re.compile(
-    r"(fuse\.)?(9p|afs|beegfs|ceph|cifs|coda|cvmfs|davfs|gcsfuse|gfs2|gluster|goofys|gpfs|gvfs|"
-    r"juicefs|lizardfs|lustre|mfs|moosefs|mount\.davfs|nfs|ocfs2|orangefs|panfs|prl_fs|pvfs2|"
-    r"quobyte|rclone|s3fs|seaweedfs|smb|sshfs|vboxsf|virtiofs|vmhgfs|weka)"
+    r"(fuse\.)?(9p|acfs|afs|auristorfs|beegfs|ceph|cifs|coda|cvmfs|davfs|gcsfuse|gfs2|gluster|"
+    r"goofys|gpfs|gvfs|juicefs|lizardfs|lustre|mfs|moosefs|mount\.davfs|nfs|ocfs2|orangefs|panfs|"
+    r"prl_fs|pvfs2|quobyte|rclone|s3fs|seaweedfs|smb|sshfs|vboxsf|virtiofs|vmhgfs|weka)"
 )
 _MOUNTS = Path("/proc/self/mountinfo")
 
