@@ -248,15 +248,6 @@ def test_a_store_that_cannot_be_read_costs_the_gain_alone(
 # Calls for which nothing is looked up.
 
 
-@pytest.fixture
-def never_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asks what was tuned fails the test."""
-    tuner = Mock()
-    tuner.choices.side_effect = lambda *_: pytest.fail("asked what was tuned")
-    monkeypatch.setattr(hooks.tuner, "_loaded", tuner)
-
-
-@pytest.mark.usefixtures("never_asked")
 @pytest.mark.parametrize(
     "changes",
     [
@@ -266,8 +257,11 @@ def never_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_nothing_is_looked_up_for_batches_empty_calls_and_cpus(
-    h100: ImaginedGpu, changes: dict[str, Any]
+    h100: ImaginedGpu, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tuner = Mock()
+    tuner.choices.side_effect = lambda *_: pytest.fail("asks what was tuned")
+    monkeypatch.setattr(hooks.tuner, "_loaded", tuner)
     call = replace(CALL, **changes)
 
     launch = launcher.best_launcher(call, "on", no_product=False)

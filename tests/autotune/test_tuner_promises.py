@@ -19,7 +19,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -122,10 +122,6 @@ def ended(process: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
-def all_gone(processes: Iterable[int]) -> bool:
-    return all(map(gone, processes))
-
-
 @pytest.fixture
 def running() -> Iterator[Callable[[], list[int]]]:
     """The processes that a test has started and that run; none may outlive it. One that loses its
@@ -176,7 +172,8 @@ def test_killed_drivers_lose_nothing_and_leave_nothing(path: Path) -> None:
         below = descendants(driver)
         os.kill(driver, signal.SIGKILL)
         ended(driver)
-        assert soon(functools.partial(all_gone, below)), f"orphans after kill {kill}"
+        ends = (soon(functools.partial(gone, process)) for process in below)
+        assert all(ends), f"orphans after kill {kill}"
         places[check(path)] += 1
         if check(path) == CONFIGS:
             for file in path.parent.glob(f"{path.stem}*"):

@@ -49,8 +49,10 @@ def screening() -> Progress:
     )
 
 
-def in_finals() -> Progress:
-    return Progress(
+def snapshots() -> list[Progress]:
+    """Three workloads that are being tuned, and four that are finished or wait."""
+    rows = [replace(WORKLOAD, M=m) for m in (1, 2, 3, 4)]
+    in_finals = Progress(
         replace(WORKLOAD, out_dtype="float32"),
         "1",
         "finals",
@@ -59,11 +61,6 @@ def in_finals() -> Progress:
         rounds=45,
         started=NOW - 4000,
     )
-
-
-def snapshots() -> list[Progress]:
-    """Three workloads that are being tuned, and four that are finished or wait."""
-    rows = [replace(WORKLOAD, M=m) for m in (1, 2, 3, 4)]
     preparing = Progress(
         replace(WORKLOAD, K=64),
         "node:GPU-0123456789abcdef",
@@ -73,7 +70,7 @@ def snapshots() -> list[Progress]:
     )
     return [
         screening(),
-        in_finals(),
+        in_finals,
         preparing,
         Progress(rows[0], "0", "done", 9, 0, 9, **BEST),
         Progress(rows[1], "0", "done", 9, 0, 9, failures=Counter(crash=9)),

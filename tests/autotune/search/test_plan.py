@@ -16,17 +16,14 @@ HILBERT, PORTABLE = of("hopper.hilbert"), of("portable")
 SYNTHETIC = TuneTarget("synthetic", "support.faulty_kernel")
 
 
-def planned(*targets: TuneTarget, asked: Workload = SQUARE, trials: int | None = None) -> Plan:
-    """What would be tried on an H100."""
-    return plan_of(targets, asked, gpu.imagined("h100"), trials=trials)
-
-
 @pytest.fixture(scope="module")
 def whole() -> Plan:
-    """All that would be tried of three kernels, of which one has a thousand configs alike."""
+    """All that would be tried on an H100 of three kernels, of which one has a thousand configs
+    alike.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FAULTY_CONFIGS", "1000")
-        return planned(HILBERT, PORTABLE, SYNTHETIC)
+        return plan_of((HILBERT, PORTABLE, SYNTHETIC), SQUARE, gpu.imagined("h100"))
 
 
 def test_what_is_generated_is_ranked_by_its_prediction_or_pruned_by_a_rule(whole: Plan) -> None:
