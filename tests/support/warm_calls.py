@@ -35,6 +35,8 @@ SHORT_WAY_CALLS: dict[str, tuple[Callable[[], Tensor], Callable[[], Tensor]]] = 
     "vector": (lambda: matmul(A[0], B), lambda: A[0] @ B),
     "batch": (lambda: matmul(A.expand(3, 6, 5), B), lambda: A.expand(3, 6, 5) @ B),
     "out": (lambda: matmul(A, B, out=_new_out()), lambda: A @ B),
+    "linear out": (lambda: linear(A, W, out=_new_out()), lambda: A @ B),
+    "aux out": (lambda: [aux := _new_out(), matmul(A, B, aux=aux)][0], lambda: A @ B),
     "addmm": (
         lambda: addmm(C, A, B, alpha=0.5, beta=2),
         lambda: torch.addmm(C, A, B, alpha=0.5, beta=2),

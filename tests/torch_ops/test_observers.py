@@ -189,8 +189,6 @@ def test_every_tensor_may_override_the_function(name: str) -> None:
 
 
 # ---- what only products of two matrices are asked
-
-
 @pytest.mark.gpu
 def test_ranges_of_nvtx_have_the_operator(operators: list[str]) -> None:
     """As Nsight Systems shows them: a warm call would leave no range by itself."""
