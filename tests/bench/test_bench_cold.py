@@ -40,14 +40,17 @@ def test_calls_of_few_rows_or_bytes_are_timed_cold(
 @pytest.mark.parametrize(
     ("weights", "count"),
     [
-        pytest.param(torch.empty(512, 512, dtype=torch.bfloat16), 200, id="small"),
-        pytest.param(torch.empty(8192, 8192, dtype=torch.bfloat16), 2, id="larger than L2"),
+        pytest.param(torch.ones(512, 512, dtype=torch.bfloat16).t(), 200, id="small"),
+        pytest.param(torch.ones(8192, 8192, dtype=torch.bfloat16), 2, id="larger than L2"),
     ],
 )
 def test_copies_have_twice_the_bytes_of_l2_and_are_two_at_least(
     weights: torch.Tensor, count: int
 ) -> None:
-    assert len(cold.copies(weights, L2)) == count
+    copies = cold.copies(weights, L2)
+
+    assert [copy.stride() for copy in copies] == [weights.stride()] * count
+    assert all(torch.equal(copy, weights) for copy in copies)
 
 
 # ---- a campaign on a device with an L2

@@ -21,7 +21,7 @@ def _command() -> click.Command:
 def invoke(*arguments: object, code: int | None = None) -> Result:
     """With this exit code, if one is given."""
     done = CliRunner().invoke(_command(), list(map(str, arguments)), env={"COLUMNS": "200"})
-    assert code is None or done.exit_code == code, done.output
+    assert code is None or done.exit_code == code, f"{done.output}{done.exception!r}"
     return done
 
 
