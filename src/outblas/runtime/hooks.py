@@ -34,7 +34,7 @@ class GroupedKernels(Protocol):
 
 
 class Hook:
-    """A module that answers the runtime."""
+    """A module that is loaded by its name, untyped: callers annotate what its functions return."""
 
     def __init__(self, module: str) -> None:
         self._module = module
@@ -50,7 +50,7 @@ class Hook:
 tuner = Hook("outblas.autotune.automatic")
 operand_copies = Hook("outblas.hopper.gemm.operand_copies")
 activation_kernels = Hook("outblas.kernels.activation")
-portable_grouped = Hook("outblas.kernels.grouped")  # as `GroupedKernels`, like the next
-hopper_grouped = Hook("outblas.hopper.grouped")
+portable_grouped = Hook("outblas.kernels.grouped")  # has the functions of `GroupedKernels`
+hopper_grouped = Hook("outblas.hopper.grouped")  # has the functions of `GroupedKernels`
 moe_kernels = Hook("outblas.kernels.moe")
 quantize_kernels = Hook("outblas.kernels.quantize")
