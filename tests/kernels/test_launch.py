@@ -126,15 +126,10 @@ def launched(request: pytest.FixtureRequest) -> Launch:
     return Launch(types, dict(told.constants), passed[0], tensors, epilogue)
 
 
-def arguments_of(launched: Launch, *kinds: str) -> list[tuple[tuple[int, ...], Any]]:
-    """Path and value of the arguments of these types."""
-    walked = flattened(launched.types, launched.passed)
-    return [(path, value) for path, kind, value in walked if kind in kinds]
-
-
 def test_constants_are_those_of_the_compile(launched: Launch) -> None:
-    for path, value in arguments_of(launched, "constexpr"):
-        assert value == launched.constants[path], path
+    for path, kind, value in flattened(launched.types, launched.passed):
+        if kind == "constexpr":
+            assert value == launched.constants[path], path
 
 
 def test_tensors_are_the_caller_s_and_have_the_type_that_was_told(launched: Launch) -> None:

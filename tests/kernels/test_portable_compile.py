@@ -43,15 +43,23 @@ def test_fp32_is_ieee_unless_tf32_is_asked_for(tf32: bool, arch: int, layout: st
 
 
 # ---- alignment
-@pytest.mark.parametrize(
-    ("first", "widths"),
-    [pytest.param(0, {16}, id="aligned"), pytest.param(4, {8, 16}, id="8 bytes behind")],
-)
-def test_an_unaligned_address_is_never_copied_wide(first: int, widths: set[int]) -> None:
-    buffer, aligned = torch.empty(64 * 64 + 8, dtype=BF16), torch.empty(64, 64, dtype=BF16)
-    a = buffer[first : first + 64 * 64].view(64, 64)
+MEMORY = torch.empty(2 * 3 * 4 * 64 * 64, dtype=BF16)
+# The host walks the first batch dimension, in steps of 8 bytes.
+BATCH = MEMORY.as_strided((2, 3, 4, 64, 64), (4, 8192, 4096, 64, 1))
 
-    compiled = compile_for(problem(a, aligned, torch.empty_like(aligned)), SQUARE, 90)
+
+@pytest.mark.parametrize(
+    ("a", "widths"),
+    [
+        pytest.param(MEMORY[:4096].view(64, 64), {16}, id="aligned"),
+        pytest.param(MEMORY[4:4100].view(64, 64), {8, 16}, id="8 bytes behind"),
+        pytest.param(BATCH, {8, 16}, id="launches that begin inside of a tensor"),
+    ],
+)
+def test_an_unaligned_address_is_never_copied_wide(a: torch.Tensor, widths: set[int]) -> None:
+    b = torch.empty(*a.shape[2:-2], 64, 64, dtype=BF16)
+
+    compiled = compile_for(problem(a, b, torch.empty(a.shape, dtype=BF16)), SQUARE, 90)
 
     assert set(copies(compiled)) == widths
 

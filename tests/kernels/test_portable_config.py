@@ -123,6 +123,10 @@ def test_a_device_without_room_for_any_preset_is_refused() -> None:
 
 
 # ---- vectors
+AT_8_BYTES = dataclasses.replace(row_major(64, 64, 64), alignment=(8, 16, 16))
+WITH_GAPS = dataclasses.replace(row_major(64, 64, 64), a=(128, 2))
+
+
 @pytest.mark.parametrize(
     ("given", "operand", "arch", "width"),
     [
@@ -130,6 +134,8 @@ def test_a_device_without_room_for_any_preset_is_refused() -> None:
         pytest.param(row_major(64, 64, 64, FP32), "a", 90, 4, id="16 bytes of fp32"),
         pytest.param(row_major(64, 64, 64, pad=4), "a", 90, 4, id="rows aligned to 8 bytes"),
         pytest.param(row_major(64, 64, 64, pad=1), "b", 90, 1, id="rows aligned to 2 bytes"),
+        pytest.param(AT_8_BYTES, "a", 90, 4, id="an address aligned to 8 bytes"),
+        pytest.param(WITH_GAPS, "a", 90, 1, id="elements with gaps"),
         pytest.param(row_major(64, 66, 64, pad=6), "b", 90, 2, id="edge within a vector"),
         pytest.param(row_major(64, 64, 64, FP32, tf32=True), "a", 90, 4, id="tf32, along K"),
         pytest.param(
@@ -138,7 +144,7 @@ def test_a_device_without_room_for_any_preset_is_refused() -> None:
         pytest.param(row_major(64, 64, 64, FP32, tf32=True), "b", 80, 4, id="tf32 by mma, along N"),
     ],
 )
-def test_loads_are_as_wide_as_strides_and_extents_allow(
+def test_loads_are_as_wide_as_addresses_strides_and_extents_allow(
     given: Problem, operand: str, arch: int, width: int
 ) -> None:
     assert vector(given, operand, arch) == width
