@@ -152,10 +152,10 @@ def _variant(
 
 def _key(kernel: Any, warps: int, arch: int, *parts: Mapping[Any, Any]) -> TritonVariant:
     """Returns the key of a compile; `parts` are its types, its constants and its divisors."""
-    types, known, divisors = (tuple(part.items()) for part in parts)
+    types, values, divisors = (tuple(part.items()) for part in parts)
     options = tuple(sorted(_options(warps).items()))
-    of = kernel.fn
-    return TritonVariant(of.__module__, of.__name__, types, known, divisors, options, arch)
+    name = kernel.fn.__module__, kernel.fn.__name__
+    return TritonVariant(*name, types, values, divisors, options, arch)
 
 
 def _options(warps: int) -> dict[str, Any]:
@@ -189,5 +189,5 @@ def compile_for(
     """
     signature = dict.fromkeys(kernel.arg_names, "constexpr") | dict(types)
     at: dict[str, Place] = {name: (index,) for index, name in enumerate(kernel.arg_names)}
-    known = {at[name]: value for name, value in constants.items()}
-    return _key(kernel, warps, arch, signature, known, {at[name]: 16 for name in types}).compile()
+    values = {at[name]: value for name, value in constants.items()}
+    return _key(kernel, warps, arch, signature, values, {at[name]: 16 for name in types}).compile()

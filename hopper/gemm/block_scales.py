@@ -5,7 +5,8 @@ A stage of the pipeline holds one block of 128 terms. The scales of its rows of 
 shared memory of their own (`scale_loads`), and so do those of B where each column has its own.
 Where 128 columns share one, a tile meets few of them, and consumers read them from memory.
 
-Consumers multiply the sum of each stage by its scales when they add it up (`promotion`).
+Consumers multiply the sum of each stage by its scales when they add it up (`promotion`). A
+`RowGroup` names the accumulators of both sums, also where there are no such scales.
 """
 
 import math

@@ -1,9 +1,9 @@
-"""The epilogue's source: an addend or a residual with C's layout is loaded by TMA into stages of
-the pipeline, after a tile's last k tiles.
+"""The subtiles of C, in which the epilogue loads its source and stores its outputs
+(`epilogue_store`), and the source: an addend or a residual with C's layout is loaded by TMA into
+stages of the pipeline, after a tile's last k tiles.
 
 It is loaded while the products run, and occupies memory only until it is read. A stage holds as
-many subtiles of C (`epilogue_store`), per consumer that shares the tile, as fit in its part of A
-and in its part of B.
+many subtiles, per consumer that shares the tile, as fit in its part of A and in its part of B.
 """
 
 import cutlass

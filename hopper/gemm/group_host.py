@@ -20,9 +20,7 @@ from outblas.core.sm_carveout import reserved
 from outblas.hopper.gemm import group_layouts as layouts
 from outblas.hopper.gemm.compile import compile_variant, shared_memory
 from outblas.hopper.gemm.group_rule import config_for as config_for
-from outblas.hopper.gemm.group_variant import (
-    variant_of,
-)
+from outblas.hopper.gemm.group_variant import variant_of
 from outblas.hopper.gemm.kernel import Config
 from outblas.hopper.gemm.rule_cycles import Rates, device_rates
 from outblas.hopper.gemm.traits import CAPACITIES

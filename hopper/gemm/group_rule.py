@@ -77,8 +77,8 @@ def config_for(problem: GroupedProblem, rates: Rates) -> HopperConfig:
         return best
     # Results wait for DRAM: small tiles where these write them as fast as DRAM takes them, else
     # large ones without a cluster, which follow the rows of the result.
-    taken = _DRAM_TAKES * rates.dram_bytes_per_clock / rates.sms
-    if taken <= _SMALL_TILES_WRITE or problem.scales is not None:
+    dram_rate = _DRAM_TAKES * rates.dram_bytes_per_clock / rates.sms
+    if dram_rate <= _SMALL_TILES_WRITE or problem.scales is not None:
         return small[0]
     large = [config for config in configs if config.tile_m == 128 and config.cluster == 1]
     return replace(_fastest(large, problem, rates), order="row")

@@ -7,7 +7,7 @@ from outblas.core.grouped import GroupedProblem
 from outblas.core.problem import Problem
 from outblas.hopper.gemm import gpc_placement, group_layouts, heuristic, smid_probe
 from outblas.hopper.gemm.compile import compile_variant
-from outblas.hopper.gemm.group_host import config_for
+from outblas.hopper.gemm.group_rule import config_for
 from outblas.hopper.gemm.group_variant import variant_of as group_variant_of
 from outblas.hopper.gemm.host import unsupported
 from outblas.hopper.gemm.variant import Variant, example_variant
