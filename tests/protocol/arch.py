@@ -47,14 +47,6 @@ class Arch(Opaque):
             )
         agent.seen[barrier] = barrier.phase
 
-    def mbarrier_test_wait(self, pointer, parity):
-        agent = state.machine.agent
-        agent.pause()
-        barrier = agent.cta.barrier(pointer.address)
-        if found := barrier.passes(parity):
-            agent.seen[barrier] = barrier.phase
-        return found
-
     def mbarrier_arrive(self, pointer, rank=None):
         agent = state.machine.agent
         agent.pause()

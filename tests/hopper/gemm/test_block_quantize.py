@@ -16,12 +16,11 @@ from outblas.core import fp8, quantization
 from outblas.core import problem as operands
 from outblas.core.epilogue import EpilogueArgs
 from outblas.hopper import gemm
-from outblas.hopper.gemm import block_quantize, heuristic
+from outblas.hopper.gemm import block_quantize
 from outblas.torch_ops.quantize import by_torch
 
 Tensor = torch.Tensor
 
-H100 = heuristic.Rates()
 E4M3 = torch.float8_e4m3fn
 BLOCKS = "e4m3 e4m3 promoted 1x128 128x128"
 WARPGROUP, ROWS, COLUMNS = 128, 64, 128

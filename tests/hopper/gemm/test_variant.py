@@ -284,10 +284,11 @@ def test_a_single_row_or_column_is_written_along_its_length(name: str) -> None:
 
 @pytest.mark.parametrize(("by_columns", "granule"), [(True, 1), (False, 8)])
 def test_a_gated_c_by_columns_may_have_any_number_of_them(by_columns: bool, granule: int) -> None:
-    traits = variant_of(epilogue(64, 17, 64, activation="swiglu", by_columns=("out",), **BARE))
+    variant = variant_of(epilogue(64, 17, 64, activation="swiglu", by_columns=("out",), **BARE))
 
-    assert (traits.traits.staged, traits.traits.by_columns) == (True, True)
-    assert replace(traits.traits, by_columns=by_columns).granule("nt", 2) == granule
+    traits = variant.traits
+    assert (traits.staged, traits.by_columns) == (True, True)
+    assert replace(traits, by_columns=by_columns).granule("nt", 2) == granule
 
 
 # ---- what one compile serves
