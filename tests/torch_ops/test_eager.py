@@ -181,6 +181,17 @@ def test_new_memory_is_filled_where_torch_fills_it(monkeypatch: pytest.MonkeyPat
     assert filled.isnan().all()
 
 
+@pytest.mark.skipif(not hasattr(Tensor, "const_data_ptr"), reason="to read an address is to copy")
+@pytest.mark.parametrize("cpu_plans_run", ["torch's product"], indirect=True)
+def test_operands_stay_lazy_clones() -> None:
+    """They share memory until one is written."""
+    a, w, out = (torch._lazy_clone(t) for t in (A, B.t(), torch.zeros(6, 4)))
+
+    warm(lambda: (matmul(a, B), addmm(C, a, B, out=out), linear(a, w)))
+
+    assert [torch._C._is_cow_tensor(t) for t in (a, w, out)] == [True, True, False]  # type: ignore[attr-defined]
+
+
 # ---- gradients
 @pytest.mark.usefixtures("meta_by_default")
 def test_training_is_warm_under_a_default_device(operators: list[str]) -> None:
