@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from support.commands import invoke
 from support.paths import ROOT
-from typer.testing import CliRunner
 
 from outblas.base import grouped_shapes
 from outblas.base.shapes import LAYOUTS
@@ -23,7 +23,6 @@ from outblas.bench.operation import Operation
 from outblas.bench.power import EnergyMeter
 from outblas.bench.record import Record
 from outblas.bench.tasks import GemmTask, grouped_tasks, tasks
-from outblas.cli import app
 from outblas.core.steps import Steps
 from outblas.verify.cases import Case
 
@@ -52,15 +51,16 @@ def test_clock_counts_cycles() -> None:
     assert 200 < clock.mhz() < 3000
 
 
-@pytest.mark.parametrize("name", ["cublaslt-best", "cublas-no-workspace", "triton-persistent"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_peers_are_right(name: str, dtype: str) -> None:
+PEERS = "cublaslt-best", "cublas-no-workspace", "triton-persistent"
+PEERS_IN = [(PEERS[0], torch.float32), *itertools.product(PEERS, (torch.bfloat16, torch.float16))]
+
+
+@pytest.mark.parametrize(("name", "dtype"), PEERS_IN, ids=str)
+def test_peers_are_right(name: str, dtype: torch.dtype) -> None:
     peer, is_lt = providers.parse(name), name == "cublaslt-best"
-    if dtype == "float32" and not is_lt:
-        pytest.skip("it is compared for operands of 16 bits")
     for M, layout in itertools.product((1, 16, 300), LAYOUTS if is_lt else ("nt",)):
         shape = (256, 384, 512) if is_lt else (M, 384, 512)
-        assert peer.fault(Case(*shape, getattr(torch, dtype), layout=layout)) is None
+        assert peer.fault(Case(*shape, dtype, layout=layout)) is None
 
 
 def has_energy_meter() -> bool:
@@ -108,12 +108,10 @@ def test_a_wrong_kernel_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_command_reports_what_it_timed() -> None:
-    result = CliRunner().invoke(
-        app, ["bench", "--kernels", "portable", "--shapes", "256x128x64", "--json"]
-    )
+    options = "--kernels", "portable", "--shapes", "256x128x64", "--json"
 
-    assert result.exit_code == 0, result.output
-    report = json.loads(result.stdout)
+    report = json.loads(invoke("bench", *options, code=0).stdout)
+
     assert report["environment"]["gpu"] == torch.cuda.get_device_name()
     by_mode = {(r["provider"], r["mode"]): r for r in report["results"]}
     assert {key: r["check"] for key, r in by_mode.items()} == {
@@ -240,8 +238,8 @@ def test_the_products_of_a_backward_pass_are_timed() -> None:
 
     records = list(campaign.run(tasks([(256, 512, 1024)], ["nt"], True), ["burst"]))
 
-    found = {(r.product, r.shape, r.layout): r.check for r in records if r.provider == "outblas"}
-    assert found == {
+    checks = {(r.product, r.shape, r.layout): r.check for r in records if r.provider == "outblas"}
+    assert checks == {
         ("dA", (256, 1024, 512), "nn"): "exact",
         ("dB", (512, 1024, 256), "tn"): "exact",
     }

@@ -70,10 +70,10 @@ def test_calls_that_start_early_wait_for_what_the_previous_call_reads_and_writes
     text = f"{EARLY[way]},pdl=True,weights_ready=True"
     config = configs.from_text(gemm.Config, text)
     buffers = [torch.zeros(rows, WIDTH, device="cuda", dtype=BF16) for _ in range(2)]
-    given = torch.zeros_like(buffers[0])
+    first = torch.zeros_like(buffers[0])
 
     def layers() -> None:
-        buffers[0].copy_(given)
+        buffers[0].copy_(first)
         for number, weight in enumerate(weights):
             x, out = buffers[number % 2], buffers[1 - number % 2]
             outblas.matmul(x, weight.t(), out=out, kernel=KERNEL, config=config)
@@ -84,9 +84,9 @@ def test_calls_that_start_early_wait_for_what_the_previous_call_reads_and_writes
         layers()
     wrong = []
     for replay in range(REPLAYS):
-        given.copy_(torch.randint(-128, 128, given.shape, device="cuda"))
+        first.copy_(torch.randint(-128, 128, first.shape, device="cuda"))
         (layers if replay % 2 else graph.replay)()
-        expected = given.float() @ product.t()
+        expected = first.float() @ product.t()
         if not torch.equal(buffers[LAYERS % 2].float(), expected):
             wrong.append(replay)
 

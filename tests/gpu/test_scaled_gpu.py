@@ -83,18 +83,18 @@ def test_every_tile_has_exact_sums(number: int) -> None:
     tiles, name, recipe, activation = TILES[number]
     out_dtype = (BF16, F32, F16)[number % 3]
 
-    for shape in OF_WHOLE_BLOCKS if activation else SHAPES:
+    for shape in (*OF_WHOLE_BLOCKS, (77, 384, 272)) if activation else SHAPES:
         ScaledProduct(*shape, recipe, activation).check(tiles[name], out_dtype)
 
 
-@pytest.mark.parametrize("activation", ["", "reglu"])
-@pytest.mark.parametrize("name", [*QUANTIZING, *QUANTIZING_PAIRS])
+@pytest.mark.parametrize(
+    ("name", "activation"),
+    [*((name, "") for name in QUANTIZING), *((name, "reglu") for name in QUANTIZING_PAIRS)],
+)
 def test_every_tile_quantizes_its_blocks(name: str, activation: str) -> None:
-    tiles = QUANTIZING_PAIRS if activation else QUANTIZING
-    if name not in tiles:
-        pytest.skip("a tile of pairs, or of single columns")
+    config = (QUANTIZING_PAIRS if activation else QUANTIZING)[name]
     for shape in OF_WHOLE_BLOCKS:
-        ScaledProduct(*shape, activation=activation).check_quantized(tiles[name])
+        ScaledProduct(*shape, activation=activation).check_quantized(config)
 
 
 @pytest.mark.parametrize(("name", "recipe"), zip(PAIRS, itertools.cycle(RECIPES), strict=False))
@@ -187,12 +187,12 @@ def test_results_are_exact_and_in_fp8_those_of_two_kernels(
     recipe: str, activation: Any, quantizing: list[dispatch.Call]
 ) -> None:
     for M, N, K in CALLS[OF_CALLS.index(recipe) % 2 :: 2]:
-        given = operands(M, N * glu_split(activation or ""), K, recipe)
-        a, b, scale_a, scale_b = given
+        tensors = operands(M, N * glu_split(activation or ""), K, recipe)
+        a, b, scale_a, scale_b = tensors
         quantizing.clear()
 
-        wide = scaled_mm(*given, out_dtype=F32, activation=activation)
-        fp8 = to_fp8(*given, activation=activation)
+        wide = scaled_mm(*tensors, out_dtype=F32, activation=activation)
+        fp8 = to_fp8(*tensors, activation=activation)
 
         if recipe in RECIPES:
             of_a, of_b, _ = RECIPES[recipe]
@@ -209,25 +209,34 @@ def test_results_are_exact_and_in_fp8_those_of_two_kernels(
 @pytest.mark.parametrize("shape", [*CALLS, *((200, N, 384) for N in (100, 144, 1000))], ids=str)
 def test_the_rule_quantizes_by_one_kernel_or_by_two(shape: tuple[int, int, int]) -> None:
     """Whatever it decides: few rows and many, tails of columns, a residual."""
-    given = operands(*shape, "1x128 by 128x128")
+    tensors = operands(*shape, "1x128 by 128x128")
     residual = torch.randn(shape[:2], device="cuda")
 
-    assert_same(to_fp8(*given), quantized_after(*given))
-    assert_same(to_fp8(*given, residual=residual), quantized_after(*given, residual=residual))
+    assert_same(to_fp8(*tensors), quantized_after(*tensors))
+    assert_same(to_fp8(*tensors, residual=residual), quantized_after(*tensors, residual=residual))
+
+
+@pytest.mark.parametrize("M", [1, 64, 3000])
+def test_pairs_may_end_inside_of_a_block(M: int) -> None:
+    product = ScaledProduct(M, 1000, 640, activation="reglu")
+
+    out = scaled_mm(*product.operands, out_dtype=F32, activation="reglu")
+
+    assert torch.equal(out, product.activated(product.sums()))
 
 
 @pytest.mark.parametrize("number", range(6))
 def test_epilogues_come_before_rounding(number: int, quantizing: list[dispatch.Call]) -> None:
     activation: Any = ("gelu", "gelu_tanh", "silu", *GATED)[number]
     columns, power_of_two = 640 * glu_split(activation), number % 2 == 1
-    given = operands(500, columns, 384, "rows", E5M2)
+    tensors = operands(500, columns, 384, "rows", E5M2)
     bias = torch.randn(columns, device="cuda")
     how: dict[str, Any] = {"bias": bias, "activation": activation, "use_fast_accum": number % 3 > 0}
 
-    ours = to_fp8(*given, **how, out_power_of_two=power_of_two)
+    ours = to_fp8(*tensors, **how, out_power_of_two=power_of_two)
 
     assert len(quantizing) == 1
-    assert_same(ours, quantized_after(*given, **how, power_of_two=power_of_two))
+    assert_same(ours, quantized_after(*tensors, **how, power_of_two=power_of_two))
 
 
 def test_special_values_are_those_of_quantize(quantizing: list[dispatch.Call]) -> None:
@@ -237,13 +246,13 @@ def test_special_values_are_those_of_quantize(quantizing: list[dispatch.Call]) -
     wide[17] = wide[90] = 0
     bias = torch.zeros(384, device="cuda")
     bias[5], bias[130], bias[300] = torch.inf, torch.nan, 3e38
-    given = wide.to(E5M2), *others
+    tensors = wide.to(E5M2), *others
 
-    ours, with_bias = to_fp8(*given), to_fp8(*given, bias=bias)
+    ours, with_bias = to_fp8(*tensors), to_fp8(*tensors, bias=bias)
 
     assert len(quantizing) == 2
-    assert_same(ours, quantized_after(*given))
-    assert_same(with_bias, quantized_after(*given, bias=bias))
+    assert_same(ours, quantized_after(*tensors))
+    assert_same(with_bias, quantized_after(*tensors, bias=bias))
     assert ours[1][17].eq(1).all()
     assert ours[0][3].isnan().all()
 

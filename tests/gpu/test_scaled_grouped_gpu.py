@@ -95,19 +95,19 @@ def as_quantized(scale: Tensor) -> Tensor:
 
 def by_config(config: Any) -> Any:
     """hopper.grouped with a config."""
-    return SimpleNamespace(run=lambda problem, *given: host.launch(problem, config)(*given))
+    return SimpleNamespace(run=lambda problem, *tensors: host.launch(problem, config)(*tensors))
 
 
 def check(call: GroupedCall, kernels: GroupedKernels) -> None:
     """The result of a kernel is exact. It starts as NaN between guards, and what belongs to no
     group stays. What no group reads is NaN, unless rows are gathered.
     """
-    given, scale = call, call.tensors["scale_a"]
+    armed, scale = call, call.tensors["scale_a"]
     if "a_index" not in call.tensors:
-        given = call.poisoned()
+        armed = call.poisoned()
         lying = torch.empty_strided(scale.shape, scale.stride(), device=scale.device)
-        given = given.replaced(scale_a=lying.copy_(given.tensors["scale_a"]))
-    written = guarded(given)
+        armed = armed.replaced(scale_a=lying.copy_(armed.tensors["scale_a"]))
+    written = guarded(armed)
     assert kernels is portable or host.unsupported(written.problem) is None
     written.launch(kernels)
     written.check_guards()

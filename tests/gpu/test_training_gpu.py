@@ -51,8 +51,8 @@ def distance(x: Tensor, y: Tensor) -> float:
 # ---- gradients
 def by_us(operands: list[Tensor], activation: Activation | None, arriving: Tensor) -> list[Tensor]:
     """The output of a layer and its gradients. `operands`: input, weight, bias, residual."""
-    *given, residual = operands
-    y = linear(*given, activation=activation, residual=residual)
+    *of_linear, residual = operands
+    y = linear(*of_linear, activation=activation, residual=residual)
     return [y, *torch.autograd.grad(y, operands, arriving)]
 
 

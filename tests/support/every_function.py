@@ -62,11 +62,14 @@ class FunctionCall:
 
     def change(self) -> None:
         """Gives the tensors other values, in place: matrices and indices are rotated, each by a
-        distance of its own, and the first group becomes half as large.
+        distance of its own, the first group becomes half as large, and a third of the tokens have
+        another expert.
         """
         for distance, t in enumerate(self.all_tensors, 1):
             if t is self.tensors.get("offs"):
                 t[0] //= 2
+            elif self.operator == "moe_mlp" and not t.is_floating_point():
+                t[::3, 0] = 1 - t[::3, 0]
             elif t.dim() and t is not self.tensors.get("counts"):
                 t.copy_(t.float().roll(distance, -1))
 
@@ -102,16 +105,18 @@ def calls(
     flops = 2 * M * N * K
     N8, K8 = 8 * size, 16 * size
     operands8 = integers(M, K8, dtype=E4M3), integers(N8, K8, dtype=E4M3).t(), ones(), ones()
+    numbers = fractions(M, 200 * size)
     to_fp8 = {"out_dtype": E4M3, "out_recipe": "1x128"}
     flops8 = 2 * M * N8 * K8
     H, F = 8 * size, 16 * size
     rows, batch, experts = integers(M, H), integers(2, M, H), integers(2, H, F)
-    offs, counts = places(2 * size, M), places(M, M)
+    offs, of_counts = places(2 * size, M), {"counts": places(M, M)}
     blocks_of_terms, blocks_of_columns = (-(-n // 128) for n in (H, F))
     group_scales = ones(M, blocks_of_terms), ones(2, blocks_of_terms, blocks_of_columns)
-    flops_of_groups = 2 * M * H * F
+    flops_of_groups, ends = 2 * M * H * F, {"offs": offs}
     routes = torch.tensor([[0, 1]] * M, device=device)
     of_bf16 = {"dtype": torch.bfloat16}
+    addends = {"bias": integers(N8, **of_bf16), "residual": integers(M, N8, **of_bf16)}
 
     table = {
         "matmul": FunctionCall(outblas.matmul, (a, b), "matmul", flops),
@@ -125,35 +130,25 @@ def calls(
         ),
         "scaled_mm": FunctionCall(outblas.scaled_mm, operands8, "scaled_mm", flops8),
         "scaled_mm with an epilogue": FunctionCall(
-            outblas.scaled_mm,
-            operands8,
-            "scaled_mm",
-            flops8,
-            {"bias": integers(N8, **of_bf16), "residual": integers(M, N8, **of_bf16)},
-            {"activation": "gelu"},
+            outblas.scaled_mm, operands8, "scaled_mm", flops8, addends, {"activation": "gelu"}
         ),
         "scaled_mm to fp8": FunctionCall(
             outblas.scaled_mm, operands8, "scaled_mm_quantized", flops8, {}, to_fp8
         ),
         "quantize": FunctionCall(
-            outblas.quantize, (fractions(M, 200 * size),), "quantize", 0, {}, {"recipe": "1x128"}
+            outblas.quantize, (numbers,), "quantize", 0, {}, {"recipe": "1x128"}
+        ),
+        "quantize by one scale": FunctionCall(
+            outblas.quantize, (numbers,), "quantize", 0, {}, {"recipe": "tensorwise"}
         ),
         "grouped_mm": FunctionCall(
-            outblas.grouped_mm, (rows, experts), "grouped_mm", flops_of_groups, {"offs": offs}
+            outblas.grouped_mm, (rows, experts), "grouped_mm", flops_of_groups, ends
         ),
         "grouped_mm of columns": FunctionCall(
-            outblas.grouped_mm,
-            (experts.mT, integers(H, M)),
-            "grouped_mm",
-            flops_of_groups,
-            {"offs": offs},
+            outblas.grouped_mm, (experts.mT, integers(H, M)), "grouped_mm", flops_of_groups, ends
         ),
         "grouped_mm of terms": FunctionCall(
-            outblas.grouped_mm,
-            (rows.t(), integers(M, F)),
-            "grouped_mm",
-            flops_of_groups,
-            {"offs": offs},
+            outblas.grouped_mm, (rows.t(), integers(M, F)), "grouped_mm", flops_of_groups, ends
         ),
         "grouped_mm of a batch": FunctionCall(
             outblas.grouped_mm, (batch, experts), "grouped_mm", 2 * flops_of_groups
@@ -174,11 +169,7 @@ def calls(
             {"activation": "swiglu"},
         ),
         "grouped_mm with counts": FunctionCall(
-            outblas.grouped_mm,
-            (batch, experts),
-            "grouped_gemm",
-            2 * flops_of_groups,
-            {"counts": counts},
+            outblas.grouped_mm, (batch, experts), "grouped_gemm", 2 * flops_of_groups, of_counts
         ),
         "scaled_grouped_mm": FunctionCall(
             outblas.scaled_grouped_mm,

@@ -267,17 +267,17 @@ def launch_of(rung: Rung[Any], problem: Problem, config: Any, arch: int) -> Any:
             pointers, others = map(Pointer.to_tensor, arguments[:4]), list(arguments[4:])
             if rung.fused and others[-1] is not None:
                 others[-1] = _epilogue_tensors(others[-1])
-            given = *pointers, *others
+            arguments = *pointers, *others
             with np.errstate(all="ignore"):
                 for program in range(programs):
                     _cta.begin(program)
-                    body(*given)
+                    body(*arguments)
 
         return start
 
     return launch.bind(problem, chunks_of(problem, config), run, constants)
 
 
-def _epilogue_tensors(given: tuple[tuple[Any, ...], ...]) -> EpilogueRefs:
+def _epilogue_tensors(tensors: tuple[tuple[Any, ...], ...]) -> EpilogueRefs:
     """The tensors of an epilogue as a body takes them."""
-    return EpilogueRefs(*(TensorRef(Pointer.to_tensor(t), *strides) for t, *strides in given))
+    return EpilogueRefs(*(TensorRef(Pointer.to_tensor(t), *strides) for t, *strides in tensors))

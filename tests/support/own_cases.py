@@ -132,10 +132,10 @@ def calls(config: pytest.Config) -> list[Call]:
     selected = []
     for kernel in kernels(config):
         taken = dtypes if kernel == DEFAULT else registry.find(kernel).dtypes
-        own = "nt" if kernel == DEFAULT else registry.layout_of(kernel)
-        cases = [(shape, layout) for shape in shapes or SHAPES for layout in layouts or (own,)]
+        usual = "nt" if kernel == DEFAULT else registry.layout_of(kernel)
+        cases = [(shape, layout) for shape in shapes or SHAPES for layout in layouts or (usual,)]
         if not (shapes or layouts):
-            cases += [(SHAPES[0], layout) for layout in LAYOUTS if layout != own]
+            cases += [(SHAPES[0], layout) for layout in LAYOUTS if layout != usual]
         for dtype in dtypes:
             if dtype in taken or str(dtype).removeprefix("torch.") in taken:
                 selected += [Call(kernel, *mnk, dtype, layout) for mnk, layout in cases]
