@@ -37,52 +37,52 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    given = arguments()
-    if given.only is not None:
-        return show(given)
+    options = arguments()
+    if options.only is not None:
+        return show(options)
     start = time.monotonic()
-    found = Total()
-    chunks = range(given.first, given.first + given.calls, CHUNK)
-    last = given.first + given.calls
+    total = Total()
+    chunks = range(options.first, options.first + options.calls, CHUNK)
+    last = options.first + options.calls
     from .runner import prepare
 
     # A GPU cannot be used in a process forked from one that has looked for it.
-    context = multiprocessing.get_context("fork" if given.device == "cpu" else "spawn")
+    context = multiprocessing.get_context("fork" if options.device == "cpu" else "spawn")
     with ProcessPool(
-        max_workers=given.jobs, max_tasks=40, initializer=prepare, context=context
+        max_workers=options.jobs, max_tasks=40, initializer=prepare, context=context
     ) as pool:
         spans = [(low, min(low + CHUNK, last)) for low in chunks]
-        waiting = collections.deque((span, schedule(pool, given, span)) for span in spans)
+        waiting = collections.deque((span, schedule(pool, options, span)) for span in spans)
         shown = 0.0
         while waiting:
             (low, high), future = waiting.popleft()
             try:
-                found.add(future.result())
+                total.add(future.result())
             except (ProcessExpired, FutureTimeout) as error:
                 if high - low > 1:  # which call was it?
                     middle = (low + high) // 2
                     halves = [(low, middle), (middle, high)]
-                    waiting.extendleft((span, schedule(pool, given, span)) for span in halves)
+                    waiting.extendleft((span, schedule(pool, options, span)) for span in halves)
                 else:
-                    found.died(given, low, error)
+                    total.died(options, low, error)
             if time.monotonic() - shown > 10:
                 shown = time.monotonic()
-                rate = found.count / (shown - start)
+                rate = total.count / (shown - start)
                 print(
-                    f"{found.count:>8} calls, {rate:.0f} a second, {found.unexplained} differences",
+                    f"{total.count:>8} calls, {rate:.0f} a second, {total.unexplained} differences",
                     flush=True,
                 )
-    report(given, found, time.monotonic() - start)
-    if given.save:
-        with open(given.save, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in found.rows)
-    return 1 if found.unexplained else 0
+    report(options, total, time.monotonic() - start)
+    if options.save:
+        with open(options.save, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in total.rows)
+    return 1 if total.unexplained else 0
 
 
-def schedule(pool: ProcessPool, given: argparse.Namespace, span: tuple[int, int]):
+def schedule(pool: ProcessPool, options: argparse.Namespace, span: tuple[int, int]):
     from .runner import run
 
-    return pool.schedule(run, (given.seed, *span, given.device, given.light), timeout=SECONDS)
+    return pool.schedule(run, (options.seed, *span, options.device, options.light), timeout=SECONDS)
 
 
 class Total:
@@ -102,60 +102,60 @@ class Total:
             self.rows.append(row)
             self.unexplained += row["known"] is None
 
-    def died(self, given: argparse.Namespace, index: int, error: BaseException) -> None:
+    def died(self, options: argparse.Namespace, index: int, error: BaseException) -> None:
         from . import runner, spec
 
-        call = spec.make(given.seed, index, given.device)["call"]
+        call = spec.make(options.seed, index, options.device)["call"]
         text = f"{type(error).__name__} {error}"
         row = runner.row("the process ends", text, text) | {"index": index, "call": call}
         self.add({"count": 1, "outcomes": [((call, "differs"), 1)], "rows": [row]})
 
 
-def report(given: argparse.Namespace, found: Total, seconds: float) -> None:
+def report(options: argparse.Namespace, total: Total, seconds: float) -> None:
     from .runner import OUTCOMES
 
-    print(f"\n{found.count} calls of seed {given.seed} on {given.device} in {seconds:.0f} s\n")
+    print(f"\n{total.count} calls of seed {options.seed} on {options.device} in {seconds:.0f} s\n")
     print(f"{'function':24}" + "".join(f"{name:>16}" for name in OUTCOMES))
-    for call in sorted({call for call, _ in found.outcomes}):
-        print(f"{call:24}" + "".join(f"{found.outcomes[call, name]:>16}" for name in OUTCOMES))
-    listed = collections.Counter(row["known"] for row in found.rows if row["known"] is not None)
+    for call in sorted({call for call, _ in total.outcomes}):
+        print(f"{call:24}" + "".join(f"{total.outcomes[call, name]:>16}" for name in OUTCOMES))
+    listed = collections.Counter(row["known"] for row in total.rows if row["known"] is not None)
     if listed:
         print("\nlisted differences (docs/migrate.md):")
         for name, n in listed.most_common():
             print(f"{n:>8}  {name}")
     groups: dict[tuple, list[dict]] = collections.defaultdict(list)
-    for row in found.rows:
+    for row in total.rows:
         if row["known"] is None:
             groups[row["kind"], row["cause"]].append(row)
     if groups:
-        print(f"\n{found.unexplained} differences that are not listed, by cause:")
+        print(f"\n{total.unexplained} differences that are not listed, by cause:")
     for (kind, cause), rows in sorted(groups.items(), key=lambda item: -len(item[1])):
         calls = collections.Counter(row["call"] for row in rows)
         where = ", ".join(f"{call} {n}" for call, n in calls.most_common(4))
         first = next((row for row in rows if row["alone"]), rows[0])
-        again = command(given, first)
+        again = command(options, first)
         print(f"{len(rows):>8}  {kind}: {cause}\n{'':10}{where}\n{'':10}{again}")
 
 
-def command(given: argparse.Namespace, row: dict) -> str:
+def command(options: argparse.Namespace, row: dict) -> str:
     """What makes the call again: alone, or where it does not differ alone, after those
     before it.
     """
-    text = f"{sys.executable} -m tests.fuzz --seed {given.seed} --device {given.device}"
+    text = f"{sys.executable} -m tests.fuzz --seed {options.seed} --device {options.device}"
     index = row["index"]
     if row["alone"]:
         return f"{text} --only {index}"
-    low = index - (index - given.first) % CHUNK
+    low = index - (index - options.first) % CHUNK
     return f"{text} --first {low} --calls {index + 1 - low} --jobs 1   # differs after others only"
 
 
-def show(given: argparse.Namespace) -> int:
+def show(options: argparse.Namespace) -> int:
     from . import runner, spec
 
     runner.prepare()
-    made = spec.make(given.seed, given.only, given.device)
-    print(json.dumps(made, indent=1))
-    ours, theirs, rows = runner.once(made)
+    description = spec.make(options.seed, options.only, options.device)
+    print(json.dumps(description, indent=1))
+    ours, theirs, rows = runner.once(description)
     print(f"outblas: {ours}\n  torch: {theirs}")
     for row in rows:
         print(f"{row['kind']}: {row['detail']}" + (f"   [{row['known']}]" if row["known"] else ""))

@@ -148,21 +148,21 @@ def by_operator(spec: dict, t: dict) -> Any:
     activation = spec.get("activation", "")
     if name.startswith("matmul"):
         more: Sequence[Any] = [dtype_of(spec)] if "out_dtype" in spec else []
-        found = operator(t["a"], t["b"], *([t["out"]] if "out" in t else []), *more)
+        result = operator(t["a"], t["b"], *([t["out"]] if "out" in t else []), *more)
     elif name.startswith("addmm"):
-        found = operator(t["c"], t["a"], t["b"], *([t["out"]] if "out" in t else []), alpha, beta)
+        result = operator(t["c"], t["a"], t["b"], *([t["out"]] if "out" in t else []), alpha, beta)
     elif name.startswith("gemm"):
         written = [t["out"], t.get("aux")] if "out" in t else []
         extra = [t.get(n) for n in ("c", "bias", "residual")]
-        found = operator(*written, t["a"], t["b"], *extra, alpha, beta, activation, dtype_of(spec))
+        result = operator(*written, t["a"], t["b"], *extra, alpha, beta, activation, dtype_of(spec))
     elif name == "scaled_mm":
         scales = t["scale_a"], t["scale_b"]
         fast = spec.get("use_fast_accum", False)
         more = t.get("bias"), dtype_of(spec), fast, activation, t.get("residual")
-        found = operator(t["a"], t["b"], *scales, *more)
+        result = operator(t["a"], t["b"], *scales, *more)
     else:
-        found = operator(t["grad"], t["a"], spec["activation"])
-    return t["out"] if "out" in t and found is None else found
+        result = operator(t["grad"], t["a"], spec["activation"])
+    return t["out"] if "out" in t and result is None else result
 
 
 def by_torch(spec: dict, t: dict) -> Any:
@@ -207,8 +207,8 @@ def composed(spec: dict, t: dict, activation: str | None) -> Any:
         write(t["aux"], x)
     y = epilogue(x, activation, t.get("residual"))
     if "out" in t:
-        found = write(t["out"], y)
-        return t["out"] if spec["call"].startswith("op.") else found
+        result = write(t["out"], y)
+        return t["out"] if spec["call"].startswith("op.") else result
     return (y, x) if spec["call"] == "op.gemm_aux" else y
 
 
@@ -227,8 +227,8 @@ def fits(spec: dict, t: dict) -> None:
         return
     cast = spec.get("setting") == "autocast" and not any(n in t for n in WRITTEN)
     cast = cast and not a.is_meta and a.is_floating_point() and a.dtype != torch.float64
-    given = torch.bfloat16 if cast else a.dtype
-    if wide != given and not (wide == torch.float32 and given in narrow):
+    dtype = torch.bfloat16 if cast else a.dtype
+    if wide != dtype and not (wide == torch.float32 and dtype in narrow):
         raise RuntimeError("out_dtype must be the operands' dtype or float32")
 
 
@@ -242,17 +242,17 @@ def plain(spec: dict, t: dict) -> Any:
     if name == "addmm" and spec["call"].startswith("op."):  # as operators read their arguments
         scalars = {n: scalar(spec.get(n), 1) for n in ("beta", "alpha")}
         addmm = torch.ops.aten.addmm.out if how else torch.ops.aten.addmm
-        found = addmm(*positional, **scalars, **how)
+        result = addmm(*positional, **scalars, **how)
     elif name == "addmm":
         named |= {n: scalar(spec[n], 1) for n in ("alpha", "beta") if n in spec}
-        found = cast(Callable[..., Any], torch.addmm)(*positional, **named, **how)
+        result = cast(Callable[..., Any], torch.addmm)(*positional, **named, **how)
     elif name == "linear":
-        found = F.linear(*positional, **named)
+        result = F.linear(*positional, **named)
     else:
-        found = cast(Callable[..., Any], torch.matmul)(*positional, **named, **how)
+        result = cast(Callable[..., Any], torch.matmul)(*positional, **named, **how)
     if spec["call"].endswith("_out"):
         return t["out"]
-    return (found, found) if spec["call"] == "op.gemm_aux" else found
+    return (result, result) if spec["call"] == "op.gemm_aux" else result
 
 
 class NoGradient(torch.autograd.Function):
@@ -274,14 +274,14 @@ def scales_of_values(t: dict) -> list[Tensor]:
     """The scales of fp8 operands, those of blocks with one element for each value along a dimension
     that they divide.
     """
-    found = []
+    scales = []
     for scale, operand in ((t["scale_a"], t["a"]), (t["scale_b"], t["b"])):
         for dim in range(scale.dim() if scale.numel() > 1 else 0):
             size = operand.shape[dim]
             if scale.shape[dim] not in (1, size):
                 scale = scale.repeat_interleave(BLOCK, dim).narrow(dim, 0, size)
-        found.append(scale)
-    return found
+        scales.append(scale)
+    return scales
 
 
 def fit_together(spec: dict, t: dict) -> None:
@@ -433,31 +433,31 @@ def transformed(spec: dict, t: dict, call: Any) -> Any:
     names = list(t)
     transform = spec["transform"]
 
-    def function(*given: Tensor) -> Any:
-        return call(spec, dict(zip(names, given, strict=True)))
+    def function(*inputs: Tensor) -> Any:
+        return call(spec, dict(zip(names, inputs, strict=True)))
 
-    def loss(*given: Tensor) -> Tensor:
-        y = function(*given)
+    def loss(*inputs: Tensor) -> Tensor:
+        y = function(*inputs)
         y = y[0] if isinstance(y, tuple) else y
         return y.abs().sum() if y.is_complex() else y.square().sum()
 
-    given = [t[name] for name in names]
+    inputs = [t[name] for name in names]
     chosen = tuple(names.index(name) for name in spec.get("of", ()))
     dims = tuple(spec["in_dims"][name] for name in names) if "in_dims" in spec else ()
     if transform == "vmap":
-        return torch.func.vmap(function, dims)(*given)
+        return torch.func.vmap(function, dims)(*inputs)
     if transform == "grad":
-        return torch.func.grad(loss, chosen)(*given)
+        return torch.func.grad(loss, chosen)(*inputs)
     if transform == "vmap grad":
-        return torch.func.vmap(torch.func.grad(loss, chosen), dims)(*given)
+        return torch.func.vmap(torch.func.grad(loss, chosen), dims)(*inputs)
 
     def of_chosen(*changed: Tensor) -> Any:
-        all_given = list(given)
+        all_inputs = list(inputs)
         for i, value in zip(chosen, changed, strict=True):
-            all_given[i] = value
-        return function(*all_given)
+            all_inputs[i] = value
+        return function(*all_inputs)
 
-    primals = tuple(given[i] for i in chosen)
+    primals = tuple(inputs[i] for i in chosen)
     tangents = tuple(torch.ones_like(p) for p in primals)
     return torch.func.jvp(of_chosen, primals, tangents)
 
@@ -488,7 +488,7 @@ def make(spec: dict, call: Any) -> Outcome:
             function = (lambda compiled: lambda spec, t: compiled(t))(function)
         try:
             with setting(spec, ours), mode or contextlib.nullcontext():
-                found = transformed(spec, t, function) if "transform" in spec else function(spec, t)
+                value = transformed(spec, t, function) if "transform" in spec else function(spec, t)
         except Exception as error:
             outcome.error = error
         outcome.facts["functions"] = list(tensors.Function.called)
@@ -499,17 +499,17 @@ def make(spec: dict, call: Any) -> Outcome:
         if ours or not (outcome.error is not None and broken(spec, outcome.error)):
             look(spec, t, watched, versions, outcome)
         if outcome.error is None:
-            outcome.results = flat(found)
+            outcome.results = flat(value)
             if "out" in t and spec["call"] != "op.gemm_aux":
-                outcome.facts["returns out"] = found is t["out"]
+                outcome.facts["returns out"] = value is t["out"]
             if "aux" in t:
                 outcome.results.append(t["aux"])
             differentiate(spec, t, outcome)
     return outcome
 
 
-def flat(found: Any) -> list:
-    return [x for part in found for x in flat(part)] if isinstance(found, tuple) else [found]
+def flat(value: Any) -> list:
+    return [x for part in value for x in flat(part)] if isinstance(value, tuple) else [value]
 
 
 def version(t: Any) -> int | None:
@@ -602,13 +602,13 @@ def differentiate(spec: dict, t: dict, outcome: Outcome) -> None:
     try:
         if how.get("double"):
             grad = grad.detach().requires_grad_()
-            wanted = list(leaves.values())
-            first = torch.autograd.grad(y, wanted, grad, create_graph=True, allow_unused=True)
+            inputs = list(leaves.values())
+            first = torch.autograd.grad(y, inputs, grad, create_graph=True, allow_unused=True)
             outcome.gradients = dict(zip(leaves, first, strict=True))
             squares = [g.abs() ** 2 for g in first if g is not None and g.requires_grad]
             total = sum((square.sum() for square in squares), y.new_zeros(()))
             if total.requires_grad:
-                second = torch.autograd.grad(total.real, [*wanted, grad], allow_unused=True)
+                second = torch.autograd.grad(total.real, [*inputs, grad], allow_unused=True)
                 outcome.second = dict(zip([*leaves, "grad"], second, strict=True))
         else:
             y.backward(grad)
@@ -649,9 +649,9 @@ def truth(spec: dict, *, magnitude: bool) -> tuple[list, dict[str, Tensor | None
         kind, shape = getattr(torch, dtype), tuple(y.shape)
         grad = upcast(tensors.lay(shape, kind, how["layout"], "normal", how["seed"]))
         grad = (grad.abs() if magnitude else grad).to(y.dtype)
-        wanted = [built[n] for n in leaves]
-        found = torch.autograd.grad(y, wanted, grad, allow_unused=True)
-        gradients = dict(zip(leaves, found, strict=True))
+        inputs = [built[n] for n in leaves]
+        result = torch.autograd.grad(y, inputs, grad, allow_unused=True)
+        gradients = dict(zip(leaves, result, strict=True))
     return results, gradients
 
 

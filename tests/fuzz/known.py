@@ -26,8 +26,8 @@ class Known:
     example: dict
 
 
-def explained(spec: dict, found: Difference) -> Known | None:
-    return next((entry for entry in KNOWN if entry.matches(spec, found)), None)
+def explained(spec: dict, delta: Difference) -> Known | None:
+    return next((entry for entry in KNOWN if entry.matches(spec, delta)), None)
 
 
 def tensor(*shape: int, dtype: str = "float32", **how) -> dict:
@@ -41,10 +41,10 @@ def call(name: str, tensors: dict, **how) -> dict:
 
 def says(pattern: str, kinds: tuple[str, ...] = OURS, of: tuple[str, ...] = ("",)) -> Predicate:
     """Whether a difference is of some kinds, in calls whose names end so, and begins so."""
-    return lambda spec, found: (
-        found.kind in kinds
+    return lambda spec, delta: (
+        delta.kind in kinds
         and spec["call"].endswith(of)
-        and re.match(pattern, found.detail) is not None
+        and re.match(pattern, delta.detail) is not None
     )
 
 
@@ -89,105 +89,105 @@ _REFUSED_BY_SCALED_MM = (
 )
 
 
-def _unmultiplied(spec: dict, found: Difference) -> bool:
+def _unmultiplied(spec: dict, delta: Difference) -> bool:
     no_values = [
         t.get("kind") == "sparse" and t.get("fill") == "zeros" for t in spec["tensors"].values()
     ]
-    return (_empty(spec) or any(no_values)) and says(f"{_DTYPES}|{_SCALARS}")(spec, found)
+    return (_empty(spec) or any(no_values)) and says(f"{_DTYPES}|{_SCALARS}")(spec, delta)
 
 
-def _unchecked(spec: dict, found: Difference) -> bool:
+def _unchecked(spec: dict, delta: Difference) -> bool:
     is_fake = bool(_kinds(spec) & {"fake", "meta"})
-    return is_fake and says(f"{_DTYPES}|{_SHAPES}|{_SCALARS}")(spec, found)
+    return is_fake and says(f"{_DTYPES}|{_SHAPES}|{_SCALARS}")(spec, delta)
 
 
-def _scaled_more(spec: dict, found: Difference) -> bool:
+def _scaled_more(spec: dict, delta: Difference) -> bool:
     residual = spec["tensors"].get("residual", {"kind": "None"}).get("kind")
     is_plain = "activation" not in spec and residual == "None"
-    return is_plain and says(_REFUSED_BY_SCALED_MM, TORCHS, ("scaled_mm",))(spec, found)
+    return is_plain and says(_REFUSED_BY_SCALED_MM, TORCHS, ("scaled_mm",))(spec, delta)
 
 
-def _weight_of_one_dimension(spec: dict, found: Difference) -> bool:
+def _weight_of_one_dimension(spec: dict, delta: Difference) -> bool:
     t, refused = spec["tensors"], "mat2 must be a matrix|incorrect dims for mm|expand|b must be 2D"
     is_vector = "b" in t and len(t["b"]["shape"]) - ("in_dims" in spec) <= 1
-    return is_vector and "bias" in t and says(f".*({refused})", TORCHS, ("linear",))(spec, found)
+    return is_vector and "bias" in t and says(f".*({refused})", TORCHS, ("linear",))(spec, delta)
 
 
-def _mapped_addmm(spec: dict, found: Difference) -> bool:
+def _mapped_addmm(spec: dict, delta: Difference) -> bool:
     if "vmap" not in spec.get("transform", ""):
         return False
     is_whole = spec["tensors"]["a"]["dtype"] in NUMBERS
     if "c" not in spec["tensors"]:  # where torch's linear of whole numbers is an addmm
         is_added = is_whole and "bias" in spec["tensors"]
-        return spec["call"] == "linear" and is_added and found.kind == "dtype"
+        return spec["call"] == "linear" and is_added and delta.kind == "dtype"
     scalars = [spec.get(n, {"kind": "int", "value": 1}) for n in ("alpha", "beta")]
-    is_read = found.kind == "values" and scalars[1]["value"] == 0 and "torch: nan" in found.detail
+    is_read = delta.kind == "values" and scalars[1]["value"] == 0 and "torch: nan" in delta.detail
     promoted = r"\w+: (c|input)\.dtype is torch\.\w+ but |\w+: (c|input)\.shape is .* broadcasts to"
-    if is_read or says(promoted)(spec, found):
+    if is_read or says(promoted)(spec, delta):
         return True
     is_odd = is_whole or any(s["kind"] in ("bool", "complex") for s in scalars)
     refused = ".*(expected a real number|not implemented for|expected a number that torch[.])"
-    is_refused = says(refused)(spec, found) or says(".*alpha", TORCHS)(spec, found)
-    return is_odd and (is_refused or found.kind in ("dtype", "values"))
+    is_refused = says(refused)(spec, delta) or says(".*alpha", TORCHS)(spec, delta)
+    return is_odd and (is_refused or delta.kind in ("dtype", "values"))
 
 
-def _autocast(spec: dict, found: Difference) -> bool:
+def _autocast(spec: dict, delta: Difference) -> bool:
     is_added = any(n in spec["tensors"] for n in ("c", "bias", "residual"))
     wider = "result's dtype is torch.bfloat16, torch: torch.float32"
-    return spec.get("setting") == "autocast" and is_added and says(wider, ("dtype",))(spec, found)
+    return spec.get("setting") == "autocast" and is_added and says(wider, ("dtype",))(spec, delta)
 
 
-def _alpha_zero(spec: dict, found: Difference) -> bool:
+def _alpha_zero(spec: dict, delta: Difference) -> bool:
     alpha = spec.get("alpha", {})
     is_zero = alpha.get("value") == 0 and alpha.get("kind") not in ("nan", "inf", "None", "complex")
     is_narrow = spec["tensors"]["a"]["dtype"] in ("bfloat16", "float16") and not _on_a_gpu(spec)
-    backward = found.detail.startswith(("gradient of", "second gradient of")) or "transform" in spec
-    is_nan = found.kind == "values" and "torch: nan" in found.detail
+    backward = delta.detail.startswith(("gradient of", "second gradient of")) or "transform" in spec
+    is_nan = delta.kind == "values" and "torch: nan" in delta.detail
     unread = (is_zero or _empty(spec)) and "c" in spec["tensors"]
-    is_minus_zero = found.kind == "bits" and found.detail.endswith("the signs of zeros")
+    is_minus_zero = delta.kind == "bits" and delta.detail.endswith("the signs of zeros")
     return (is_nan or is_minus_zero) and unread and (backward or is_narrow)
 
 
-def _strided_out(spec: dict, found: Difference) -> bool:
+def _strided_out(spec: dict, delta: Difference) -> bool:
     t = spec["tensors"]
     has_gaps = t.get("out", {}).get("layout", "contiguous") not in ("contiguous", "offset")
     is_batched = max(len(t[name]["shape"]) for name in ("a", "b") if name in t) > 2
     unfolded = ".*(The size of tensor a|doesn't match the broadcast shape)"
-    return has_gaps and is_batched and "c" not in t and says(unfolded, TORCHS)(spec, found)
+    return has_gaps and is_batched and "c" not in t and says(unfolded, TORCHS)(spec, delta)
 
 
-def _enlarging(spec: dict, found: Difference) -> bool:
+def _enlarging(spec: dict, delta: Difference) -> bool:
     """Of a gated activation, torch's halves may be those of the bias that enlarges the product."""
     columns = (spec["tensors"].get("bias", {}).get("shape") or [1])[-1]
     is_paired = columns > 1 and columns % 2 == 0
     pairs = r"\w+: activation '\w+' pairs|" if is_paired else ""
-    return says(pairs + r"\w+: (bias|residual)\.shape is ")(spec, found)
+    return says(pairs + r"\w+: (bias|residual)\.shape is ")(spec, delta)
 
 
-def _sparse_row(spec: dict, found: Difference) -> bool:
+def _sparse_row(spec: dict, delta: Difference) -> bool:
     t = spec["tensors"]
     is_row = "out" in t and len(t["a"]["shape"]) == 1 and t["b"].get("kind") == "sparse"
-    return is_row and says(".*expand is unsupported for Sparse", TORCHS)(spec, found)
+    return is_row and says(".*expand is unsupported for Sparse", TORCHS)(spec, delta)
 
 
 def _on_a_gpu(spec: dict) -> bool:
     return spec.get("device", "cpu") != "cpu"
 
 
-def _unread_addend(spec: dict, found: Difference) -> bool:
+def _unread_addend(spec: dict, delta: Difference) -> bool:
     is_unread = _on_a_gpu(spec) and spec.get("beta", {"value": 1})["value"] == 0
-    return is_unread and says(r"\w+: (c|input)\.shape is .* broadcasts to")(spec, found)
+    return is_unread and says(r"\w+: (c|input)\.shape is .* broadcasts to")(spec, delta)
 
 
-def _refused_by_cublas(spec: dict, found: Difference) -> bool:
+def _refused_by_cublas(spec: dict, delta: Difference) -> bool:
     is_line = _on_a_gpu(spec) and 1 in spec["tensors"].get("out", {"shape": []})["shape"]
     refused = "RuntimeError: CUDA error: CUBLAS_STATUS_INVALID_VALUE"
-    return is_line and says(refused, TORCHS, ("addmm", "addmm_out"))(spec, found)
+    return is_line and says(refused, TORCHS, ("addmm", "addmm_out"))(spec, delta)
 
 
-def _operators(spec: dict, found: Difference) -> bool:
+def _operators(spec: dict, delta: Difference) -> bool:
     is_other = spec["call"].startswith("op.") and bool(_kinds(spec) & {"sparse", "nested"})
-    return is_other and says("NotImplementedError", BOTH)(spec, found)
+    return is_other and says("NotImplementedError", BOTH)(spec, delta)
 
 
 KNOWN = [

@@ -30,16 +30,16 @@ def run(seed: int, low: int, high: int, device: str, light: bool = False) -> dic
     outcomes: collections.Counter = collections.Counter()
     rows: list[dict] = []
     for index in range(low, high):
-        made = spec.make(seed, index, device)
-        name = made["call"]
-        if light and spec.is_heavy(made):
+        description = spec.make(seed, index, device)
+        name = description["call"]
+        if light and spec.is_heavy(description):
             outcomes[name, "left out"] += 1
         else:
-            outcome, found = judged(made)
+            outcome, differences = judged(description)
             outcomes[name, outcome] += 1
-            if low + 1 < high and any(_lost(r["detail"]) for r in found):
+            if low + 1 < high and any(_lost(r["detail"]) for r in differences):
                 os._exit(3)  # this process lost the GPU: the driver looks for the call that did it
-            rows += [r | {"index": index, "call": name} for r in found]
+            rows += [r | {"index": index, "call": name} for r in differences]
     return {"count": high - low, "outcomes": list(outcomes.items()), "rows": rows}
 
 
@@ -48,12 +48,12 @@ def _lost(detail: str) -> bool:
     return "CUDA error" in detail and "CUBLAS_STATUS_NOT_SUPPORTED" not in detail
 
 
-def judged(made: dict) -> tuple[str, list[dict]]:
+def judged(description: dict) -> tuple[str, list[dict]]:
     """One of OUTCOMES, and the differences."""
-    ours, _, rows = once(made)
+    ours, _, rows = once(description)
     if any(r["known"] is None for r in rows):
         dispatch.clear_cache()  # does it differ alone?
-        again = {(r["kind"], r["cause"]) for r in once(made)[2]}
+        again = {(r["kind"], r["cause"]) for r in once(description)[2]}
         return "differs", [r | {"alone": (r["kind"], r["cause"]) in again} for r in rows]
     if rows:
         return "listed", rows
@@ -67,28 +67,28 @@ def row(kind: str, cause: str, detail: str, entry: str | None = None) -> dict:
     return {"kind": kind, "cause": cause, "detail": detail, "known": entry, "alone": True}
 
 
-def once(made: dict) -> tuple[calls.Outcome, calls.Outcome, list[dict]]:
+def once(description: dict) -> tuple[calls.Outcome, calls.Outcome, list[dict]]:
     """The outcomes of a call, outblas's of the last of its repetitions, and the differences of
     all.
     """
-    found: dict[tuple, dict] = {}
+    rows: dict[tuple, dict] = {}
 
     def note(ours: calls.Outcome, theirs: calls.Outcome) -> None:
-        for d in compare.differences(made, ours, theirs):
-            entry = known.explained(made, d)
+        for d in compare.differences(description, ours, theirs):
+            entry = known.explained(description, d)
             name = entry.name if entry else None
-            found[d.kind, d.cause] = row(d.kind, d.cause, d.detail, name)
+            rows[d.kind, d.cause] = row(d.kind, d.cause, d.detail, name)
 
     try:
-        theirs = calls.make(made, calls.by_torch)
-        for _ in range(made.get("repeat", 1)):
-            ours = calls.make(made, calls.by_outblas)
+        theirs = calls.make(description, calls.by_torch)
+        for _ in range(description.get("repeat", 1)):
+            ours = calls.make(description, calls.by_outblas)
             note(ours, theirs)
             only_torch_raises = theirs.error is not None and ours.error is None
-            if only_torch_raises and made["call"].endswith("scaled_mm"):
+            if only_torch_raises and description["call"].endswith("scaled_mm"):
                 # Torch takes fewer calls than its operators could: are the values right?
-                note(ours, calls.make(made | {"composed": True}, calls.by_torch))
-        return ours, theirs, list(found.values())
+                note(ours, calls.make(description | {"composed": True}, calls.by_torch))
+        return ours, theirs, list(rows.values())
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}"

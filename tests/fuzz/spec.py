@@ -155,14 +155,14 @@ class Maker:
         if layout == "imag" and dtype not in ("float32", "float64"):
             layout = "contiguous"
         seed = self.rng.randrange(2**31)
-        found = {"shape": list(shape), "dtype": dtype, "layout": layout, "seed": seed}
+        description = {"shape": list(shape), "dtype": dtype, "layout": layout, "seed": seed}
         fill = pick(self.rng, FILLS)
         if fill != "normal":
-            found["fill"] = fill
+            description["fill"] = fill
         if self.chance(0.06) and (dtype in COMPLEX or dtype in FLOATS):
             lazy = ["neg", "conj", "neg conj"] if dtype in COMPLEX else ["neg"]
-            found["lazy"] = self.rng.choice(lazy)
-        return found
+            description["lazy"] = self.rng.choice(lazy)
+        return description
 
     def shapes(self) -> tuple[list[int], list[int]]:
         """Of two operands that torch.matmul multiplies; of one in 16, not."""
@@ -344,16 +344,16 @@ class Maker:
     def written(self, shape, dtype: str) -> dict:
         """Memory to write to: right, as a rule."""
         rng = self.rng
-        found = self.tensor(shape, dtype)
-        found.pop("lazy", None)
-        found["fill"] = "nan"
+        description = self.tensor(shape, dtype)
+        description.pop("lazy", None)
+        description["fill"] = "nan"
         right = ["contiguous", "contiguous", "transposed", "steps", "offset"]
-        found["layout"] = (
+        description["layout"] = (
             rng.choice(right) if self.chance(0.93) else rng.choice(["expanded", "overlapping"])
         )
         if self.chance(0.03) and dtype in FLOATS + COMPLEX:
-            found["lazy"] = "neg" if dtype in FLOATS else "conj"
-        return found
+            description["lazy"] = "neg" if dtype in FLOATS else "conj"
+        return description
 
     def out(self, spec: dict, shape, dtype: str) -> None:
         rng, tensors = self.rng, spec["tensors"]

@@ -39,15 +39,14 @@ class Duck:
 def values(shape, dtype, fill, seed):
     """Contiguous, on the CPU; the same for the same arguments."""
     generator = torch.Generator().manual_seed(seed)
+    is_exact = not (dtype.is_floating_point or dtype.is_complex)
     if fill == "nan":  # memory to write to
-        return torch.full(
-            shape, 7 if not (dtype.is_floating_point or dtype.is_complex) else math.nan
-        ).to(dtype)
+        return torch.full(shape, 7 if is_exact else math.nan).to(dtype)
     if fill == "zeros":
         return torch.zeros(shape, dtype=dtype)
     if fill == "positive":
         return (torch.rand(shape, generator=generator, dtype=torch.float64) + 0.25).to(dtype)
-    if not (dtype.is_floating_point or dtype.is_complex):
+    if is_exact:
         low = 0 if dtype in (torch.uint8, torch.bool) else -3
         return torch.randint(low, 4, shape, generator=generator).to(dtype)
     if fill == "integers":
@@ -132,9 +131,8 @@ def _shares(spec: dict, of: torch.Tensor) -> torch.Tensor:
     room = storage.nbytes() // dtype.itemsize
     start = min(spec.get("from", 0), max(room - math.prod(shape), 0))
     if start + math.prod(shape) > room:
-        return (
-            torch.full(shape, 7.0).to(dtype).to(of.device)
-        )  # it has too little memory: apart, then
+        # It has too little memory: apart, then.
+        return torch.full(shape, 7.0).to(dtype).to(of.device)
     empty = torch.empty(0, dtype=dtype, device=of.device)
     return empty.set_(storage, start, shape)  # type: ignore[call-overload]  # its stub asks for strides
 
@@ -183,11 +181,8 @@ def build(
 
 def _of_kind(t, kind, spec, mode, grows):
     if kind in ("list", "float", "None", "numpy"):
-        return (
-            {"list": [[1.0, 2.0]], "float": 2.5, "None": None}[kind]
-            if kind != "numpy"
-            else _numpy(t)
-        )
+        objects = {"list": [[1.0, 2.0]], "float": 2.5, "None": None}
+        return _numpy(t) if kind == "numpy" else objects[kind]
     if kind == "duck":
         return Duck()
     if kind == "meta":
@@ -212,18 +207,11 @@ def _of_kind(t, kind, spec, mode, grows):
     if kind == "parameter":
         return torch.nn.Parameter(t, requires_grad=grows)
     if grows:
-        t = (
-            t.detach().requires_grad_()
-            if t._base is not None or not t.is_leaf
-            else t.requires_grad_()
-        )
+        is_view = t._base is not None or not t.is_leaf
+        t = (t.detach() if is_view else t).requires_grad_()
     return t
 
 
 def _numpy(t):
-    t = t.cpu()
-    return (
-        t.float().numpy()
-        if t.dtype in (torch.bfloat16, torch.float16) or t.dtype.itemsize == 1
-        else t.numpy()
-    )
+    is_narrow = t.dtype in (torch.bfloat16, torch.float16) or t.dtype.itemsize == 1
+    return (t.float() if is_narrow else t).cpu().numpy()
