@@ -325,14 +325,8 @@ def of_values(
     share = 4 * unit + (2 * k * 2**-24 if narrow.bits <= 32 and unit > 1e-10 else 2 * k * unit)
     if spec.get("setting") == "autocast":
         share += 4 * 2**-8
-    # The tensor cores of sm_90 add 32 fp8 products to a sum at a time: each and the sum are cut
-    # toward zero, 13 bits below the largest exponent among them, and so is what they add up to. An
-    # emulation on the CPU gives the digits of an H200 (call 2626 of seed 3: -19.9231 for -19.9382).
-    # In it 63 of 23.4 million sums of 128 products of normal numbers are more than 2**-12 of the
-    # sum of magnitudes off, and 2.3 times fewer with each tenth more (2 beyond 1.4 times that, none
-    # beyond 1.5); so about one in 10**9 is beyond 2**-11. Sums of several blocks err less.
     if spec["call"].endswith("scaled_mm") and spec.get("device", "cpu") != "cpu":
-        share += 2.0**-11
+        share += 2.0**-12  # the tensor cores of sm_90 keep about 14 bits of sums of fp8
     if any(t["dtype"] in ("bfloat16", "float16") for t in spec["tensors"].values()):
         share += 0 if key is None or key[0] == "results" else 4 * 2**-8
     if right is None or right.shape != mine.shape:
