@@ -20,14 +20,14 @@ from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import PRECISIONS, BestConfig, Weights, Workload
 from outblas.autotune.tuned_entries import HERE
 from outblas.base.ownership import shown
-from outblas.core import problem as operands
-from outblas.core.arguments import renamed, show_signature
-from outblas.core.epilogue import NONE
-from outblas.core.errors import OperandError
-from outblas.core.problem import Problem
-from outblas.core.steps import Steps
-from outblas.runtime import dispatch, fallback
-from outblas.runtime.default_kernel import PRODUCTION, candidates
+from outblas.call import dispatch, fallback
+from outblas.call import problem as operands
+from outblas.call.arguments import renamed, show_signature
+from outblas.call.default_kernel import PRODUCTION, candidates
+from outblas.call.epilogue import NONE
+from outblas.call.errors import OperandError
+from outblas.call.problem import Problem
+from outblas.call.steps import Steps
 
 if TYPE_CHECKING:
     from outblas.autotune.search.strategy import Strategy

@@ -39,11 +39,11 @@ from outblas.base.configs import from_text
 from outblas.base.grouped_shapes import Grouping
 from outblas.base.ownership import shown
 from outblas.base.shapes import to_text
-from outblas.core.epilogue import NONE
-from outblas.core.grouped import GroupedProblem
-from outblas.core.problem import Problem
-from outblas.runtime import default_kernel, fallback
-from outblas.runtime.default_kernel import MODES, PRODUCTION, Mode
+from outblas.call import default_kernel, fallback
+from outblas.call.default_kernel import MODES, PRODUCTION, Mode
+from outblas.call.epilogue import NONE
+from outblas.call.grouped import GroupedProblem
+from outblas.call.problem import Problem
 
 # The largest distance at which a winner is used for another shape, in binary orders of magnitude.
 REACH = 1.5

@@ -16,9 +16,9 @@ from outblas.base import registry
 from outblas.base.configs import from_text, items
 from outblas.base.machines import Machine
 from outblas.base.space import Footprint, Space
-from outblas.core.problem import Problem
-from outblas.runtime import fallback
-from outblas.runtime.default_kernel import PRODUCTION
+from outblas.call import fallback
+from outblas.call.default_kernel import PRODUCTION
+from outblas.call.problem import Problem
 
 
 @dataclass(frozen=True)

@@ -37,14 +37,14 @@ from outblas.autotune.tuned_entries import (
 from outblas.base import pack
 from outblas.base.ownership import shown
 from outblas.base.pack import Pack
-from outblas.core.epilogue import glu_split
-from outblas.core.grouped import GroupedProblem
-from outblas.core.problem import dtype_name
-from outblas.core.products import WIDE, Products, parse_line
-from outblas.core.steps import NO_STEPS
+from outblas.call import recorded_groups
+from outblas.call.default_kernel import PRODUCTION, candidates
+from outblas.call.epilogue import glu_split
+from outblas.call.grouped import GroupedProblem
+from outblas.call.problem import dtype_name
+from outblas.call.products import WIDE, Products, parse_line
+from outblas.call.steps import NO_STEPS
 from outblas.device import triton_variant
-from outblas.runtime import recorded_groups
-from outblas.runtime.default_kernel import PRODUCTION, candidates
 
 _PACKED = PRODUCTION, HOPPER_GROUPED.name
 _ARCH = 90  # that of the GPUs that packs are built for

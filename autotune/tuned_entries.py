@@ -14,8 +14,8 @@ from outblas.autotune.store.records import BestConfig, Gpu, Workload
 from outblas.autotune.store.store import Store
 from outblas.autotune.store.tables import ShippedConfig, TunedTable, read_table
 from outblas.base.shapes import Shape
-from outblas.core.steps import GATED
-from outblas.runtime.default_kernel import PRODUCTION
+from outblas.call.default_kernel import PRODUCTION
+from outblas.call.steps import GATED
 
 HERE = "tuned on this GPU"
 MODEL = "tuned on this GPU model, other versions"

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from outblas.core.epilogue import GATED
+from outblas.call.epilogue import GATED
 from outblas.device.grid import INT32_MAX
 from outblas.kernels.passes import Passes
 

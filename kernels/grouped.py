@@ -13,12 +13,12 @@ import numpy as np
 import torch
 import triton
 
-from outblas.base import compiling
+from outblas.base import compiling, gpus
 from outblas.base.compat.torch_private import fp32_precision
 from outblas.base.cuda_graphs import capturing, not_ready
-from outblas.core.grouped import GroupedProblem, GroupedTensors
-from outblas.core.problem import Strides
-from outblas.device import language, launch
+from outblas.call.grouped import GroupedProblem, GroupedTensors
+from outblas.call.problem import Strides
+from outblas.device import language
 from outblas.kernels.grouped_device import (
     GroupedPointers,
     GroupedSizes,
@@ -74,7 +74,7 @@ def block(problem: GroupedProblem) -> Block:
     wide = problem.dtype.itemsize == 4
     mean = problem.M if problem.form == "ragged_k" else problem.M // problem.groups
     rows = min(max(16, triton.next_power_of_2(max(mean, 1))), 64 if wide else 128)
-    is_old = launch.arch_of(problem.device) < 80
+    is_old = gpus.arch_of(problem.device) < 80
     stages = 2 if is_old else 3
     if wide:
         return Block(rows, 64, 32, 4, stages)
@@ -186,7 +186,7 @@ def run(
         return
     precision = "tf32" if problem.dtype == torch.float32 and _wants_tf32(problem) else "ieee"
     is_cpu = problem.device.type == "cpu"
-    arch = 0 if is_cpu or problem.scales is None else launch.arch_of(problem.device)
+    arch = 0 if is_cpu or problem.scales is None else gpus.arch_of(problem.device)
     known = traits(problem, tile, precision, arch=arch, interpreted=is_cpu)
     if problem.scales is not None:
         a, b = a.view(torch.uint8), b.view(torch.uint8)
@@ -234,4 +234,4 @@ def _wants_tf32(problem: GroupedProblem) -> bool:
     gradients of a bias are, gain nothing by it.
     """
     is_allowed = fp32_precision("cuda", "matmul") == "tf32" and problem.M > 1
-    return is_allowed and launch.arch_of(problem.device) >= 80
+    return is_allowed and gpus.arch_of(problem.device) >= 80

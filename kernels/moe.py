@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from outblas.core.epilogue import GATED
+from outblas.call.epilogue import GATED
 from outblas.kernels.activation import _value_and_slope
 from outblas.kernels.passes import Passes
 

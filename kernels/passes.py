@@ -11,9 +11,9 @@ import torch
 from outblas.base import compiling, forks, pack
 from outblas.base.compat.triton_private import CompiledKernel
 from outblas.base.cuda_graphs import capturing, not_ready
+from outblas.base.gpus import arch_of
 from outblas.device import language
 from outblas.device.cubin import Cubin, packed
-from outblas.device.launch import arch_of
 from outblas.device.triton_variant import Place, TritonVariant
 
 WARPS = 4

@@ -20,11 +20,11 @@ import torch
 import triton
 import triton.language as tl
 
-from outblas.base import machines
+from outblas.base import gpus, machines
 from outblas.base.compat.triton_private import CompiledKernel
 from outblas.base.registry import Kernel
-from outblas.core.artifact import Artifact, example
-from outblas.core.problem import Launch, Problem, dtype_name
+from outblas.call.artifact import Artifact, example
+from outblas.call.problem import Launch, Problem, dtype_name
 from outblas.device import language, launch
 from outblas.device.cubin import kernel_of
 from outblas.device.fused import (
@@ -245,7 +245,7 @@ def unsupported(problem: Problem, config: PortableConfig | None = None) -> str |
     if problem.device.type == "cuda" and not isinstance(matmul_kernel, triton.JITFunction):
         return "needs CPU tensors while TRITON_INTERPRET=1 is set, but was given CUDA tensors"
     if config is not None:
-        limit = None if problem.device.type == "cpu" else launch.shared_memory_limit(problem.device)
+        limit = None if problem.device.type == "cpu" else gpus.shared_memory_limit(problem.device)
         return _unsupported_config(problem, config, limit)
     return None
 
@@ -272,13 +272,13 @@ def plan(problem: Problem, config: PortableConfig | None = None) -> Launch:
         config = config or INTERPRETED
         constants = _constants(problem, config, "ieee", interpreted=True)
         return launch.bind(problem, chunks_of(problem, config), _interpreter, constants)
-    arch = launch.arch_of(problem.device)
+    arch = gpus.arch_of(problem.device)
     if config is None:
         config = choose(
             problem,
-            launch.sm_count(problem.device),
+            gpus.sm_count(problem.device),
             arch,
-            launch.shared_memory_limit(problem.device),
+            gpus.shared_memory_limit(problem.device),
         )
     constants = _constants(problem, config, _precision(problem, arch), interpreted=False)
     with torch.cuda.device(problem.device):

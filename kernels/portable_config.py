@@ -8,9 +8,9 @@ import torch
 from outblas.base.configs import to_text
 from outblas.base.machines import Machine
 from outblas.base.space import Axes, Footprint, LazySpace, Space
-from outblas.core.problem import Problem
-from outblas.core.tensor_memory import LINE
-from outblas.device import l2, launch
+from outblas.call.problem import Problem
+from outblas.call.tensor_memory import LINE
+from outblas.device import l2
 from outblas.device.grid import tiles
 
 _LARGEST_BLOCK = 1024  # Triton's tensors hold at most 2**20 elements
@@ -249,7 +249,7 @@ def vector(problem: Problem, operand: str, arch: int) -> int:
     along_k = strides[-1 if operand == "a" else -2] == 1
     if problem.tf32 and _reads_shared_memory(arch) and not along_k:
         return 1  # these tensor cores take 32-bit operands only along K, so the copy transposes
-    return launch.vector(problem, operand)
+    return problem.vector(operand)
 
 
 def choose(problem: Problem, sm_count: int, arch: int, shared_memory_limit: int) -> PortableConfig:

@@ -12,8 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from outblas.core import quantization
-from outblas.core.fp8 import BLOCK
+from outblas.call import quantization
+from outblas.call.fp8 import BLOCK
 from outblas.kernels.passes import Passes, arch
 
 Tensor = torch.Tensor

@@ -8,7 +8,7 @@ transposed matrices without partial tiles; 16-bit operands are widened in shared
 
 from dataclasses import dataclass
 
-from outblas.core.problem import Problem
+from outblas.call.problem import Problem
 from outblas.device import access
 from outblas.device.access import Shared
 from outblas.device.mapping import Mapping, by_rows

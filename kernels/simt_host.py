@@ -10,7 +10,7 @@ import torch
 
 from outblas.base.registry import Kernel
 from outblas.base.space import Axes, Footprint
-from outblas.core.problem import Problem
+from outblas.call.problem import Problem
 from outblas.device import gluon, launch, rung, simt
 from outblas.device.grid import chunks_of, group_m, max_registers, needs_int64
 from outblas.device.mapping import by_rows
@@ -170,9 +170,7 @@ class _Divisibility:
 
 def _divisibility(config: SimtConfig, problem: Problem, *, even: bool) -> _Divisibility:
     """Returns the divisors. `even`: tiles divide M and N, so no mask reads these."""
-    known = {
-        name: config.vector > 1 and launch.vector(problem, name) >= config.vector for name in "ab"
-    }
+    known = {name: config.vector > 1 and problem.vector(name) >= config.vector for name in "ab"}
     stored = [problem.out, *([problem.c] if problem.c else [])]
     known["c"] = known["out"] = config.piece_n > 1 and all(
         strides[-1] == 1 and not any(stride % 4 for stride in strides[:-1]) for strides in stored

@@ -4,8 +4,8 @@ storage order of its operands.
 
 from dataclasses import dataclass
 
-from outblas.core.problem import Problem
-from outblas.device.launch import contiguous, vector
+from outblas.call.problem import Problem
+from outblas.device.launch import contiguous
 from outblas.device.mapping import Mapping, copies, outputs
 from outblas.kernels.simt_config import SimtConfig
 
@@ -33,7 +33,7 @@ def maps(config: SimtConfig, problem: Problem) -> Maps:
     )
     if c.block_k == 1:
         return Maps(computed, computed, computed)
-    wide_a, wide_b = (min(c.vector, vector(problem, operand)) for operand in "ab")
+    wide_a, wide_b = (min(c.vector, problem.vector(operand)) for operand in "ab")
     a = copies((c.block_m, c.block_k), wide_a, c.num_warps)
     if contiguous(problem, "a") == "m":
         a = copies((c.block_k, c.block_m), wide_a, c.num_warps).transposed()

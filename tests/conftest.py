@@ -15,7 +15,7 @@ import pytest
 import torch
 from support import interpreter_shortcuts, own_cases, shared_compiles
 
-from outblas.runtime import dispatch, fallback, launcher
+from outblas.call import dispatch, fallback, launcher
 from outblas.verify.watchdog import real_stderr, watchdog
 
 if TYPE_CHECKING:

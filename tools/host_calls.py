@@ -22,7 +22,7 @@ def pairs() -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
     import torch
 
     import outblas
-    from outblas.runtime import launcher
+    from outblas.call import launcher
 
     # Private names, of this checkout and of one that it is compared with.
     launcher.no_kernel_reason = lambda problem: None

@@ -33,11 +33,11 @@ from rich.progress import track
 from outblas.base import registry
 from outblas.base.compat.triton_private import ptxas
 from outblas.base.configs import from_text
-from outblas.core import epilogue, fp8, quantization
-from outblas.core import problem as operands
-from outblas.core.artifact import cta_threads
-from outblas.core.grouped import Form, GroupedProblem, GroupedTensors, describe
-from outblas.core.problem import Problem
+from outblas.call import epilogue, fp8, quantization
+from outblas.call import problem as operands
+from outblas.call.artifact import cta_threads
+from outblas.call.grouped import Form, GroupedProblem, GroupedTensors, describe
+from outblas.call.problem import Problem
 from outblas.inspect import read_cubin
 from outblas.inspect.inspection import compilable
 

@@ -11,8 +11,8 @@ import torch
 
 from outblas.base.registry import Kernel
 from outblas.base.space import Axes, Footprint
-from outblas.core.epilogue import EPILOGUE_ARGS, NONE
-from outblas.core.problem import Problem
+from outblas.call.epilogue import EPILOGUE_ARGS, NONE
+from outblas.call.problem import WIDEST, Problem
 from outblas.device import access, gluon, launch, rung
 from outblas.device.grid import WARP, chunks_of, group_m, needs_int64, out_columns, tiles
 from outblas.device.mapping import Mapping, copies
@@ -184,7 +184,7 @@ class _Divisibility:
     most: dict[str, int]
 
     def of_pointer(self, tensor: str, alignment: int) -> int:
-        return math.gcd(alignment, launch.WIDEST)
+        return math.gcd(alignment, WIDEST)
 
     def of_stride(self, tensor: str, stride: int) -> int:
         return math.gcd(stride, self.most[tensor])
@@ -230,7 +230,7 @@ def _rows(c: TuringConfig, problem: Problem) -> Any:
     """Returns which thread stores which outputs; with an epilogue, one half of the columns after
     the other. Neighbouring lanes go along the contiguous axis of the outputs, with 16 bytes each.
     """
-    wide = launch.WIDEST // problem.out_dtype.itemsize
+    wide = WIDEST // problem.out_dtype.itemsize
     columns = c.block_n if problem.epilogue == NONE else c.block_n // 2
     if problem.out[-2] == 1 and problem.out[-1] != 1:
         return gluon.registers(copies((columns, c.block_m), wide, c.num_warps).transposed())
@@ -245,7 +245,7 @@ FRAGMENT = Mapping((16, 16), ((0, 1), (8, 0), (0, 8)), ((0, 2), (0, 4), (1, 0), 
 
 def width(config: TuringConfig, problem: Problem, name: str) -> int:
     """Returns the number of elements that one load of operand "a" or "b" moves."""
-    return min(config.vector, launch.vector(problem, name))
+    return min(config.vector, problem.vector(name))
 
 
 def copied(config: TuringConfig, problem: Problem, name: str) -> Mapping:

@@ -21,7 +21,7 @@ from outblas.autotune.search.candidates import Candidate
 from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import Status, Workload
 from outblas.base.configs import from_text
-from outblas.runtime import fallback
+from outblas.call import fallback
 
 TIMEOUT = 180.0  # seconds per compile
 MEMORY = 12 << 30  # bytes that a process may allocate

@@ -19,7 +19,7 @@ from outblas.autotune.measure.worker import Entry, Screened
 from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import Gpu, Workload
 from outblas.base import cache
-from outblas.runtime import fallback
+from outblas.call import fallback
 
 T = TypeVar("T")
 

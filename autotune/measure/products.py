@@ -15,10 +15,10 @@ from outblas.bench import turn
 from outblas.bench.operands import normal
 from outblas.bench.operation import Extras, Operation
 from outblas.bench.tasks import GroupedCase, GroupedTask, result_shape
-from outblas.core import problem
-from outblas.core.epilogue import EpilogueArgs, glu_split
-from outblas.core.grouped import Form, describe
-from outblas.core.problem import Launch
+from outblas.call import problem
+from outblas.call.epilogue import EpilogueArgs, glu_split
+from outblas.call.grouped import Form, describe
+from outblas.call.problem import Launch
 from outblas.verify.cases import Case
 from outblas.verify.oracle import Exact
 

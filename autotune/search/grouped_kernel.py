@@ -10,7 +10,7 @@ from typing import Any
 
 from outblas.base.machines import Machine
 from outblas.base.space import Footprint, Space
-from outblas.core.grouped import GroupedProblem
+from outblas.call.grouped import GroupedProblem
 from outblas.hopper.gemm import group_host as host
 from outblas.hopper.gemm import group_kernel, heuristic, packed, rule_tiles, term_mask
 from outblas.hopper.gemm.group_variant import variant_of

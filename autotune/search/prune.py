@@ -22,9 +22,9 @@ from outblas.base.configs import to_text
 from outblas.base.machines import Machine
 from outblas.base.space import Space
 from outblas.bench.tasks import GroupedTask, grouped_operands, result_shape
-from outblas.core.artifact import example
-from outblas.core.grouped import GroupedProblem, describe
-from outblas.core.problem import Problem
+from outblas.call.artifact import example
+from outblas.call.grouped import GroupedProblem, describe
+from outblas.call.problem import Problem
 
 # A config whose fraction of useful work is below this fraction of the best config's is tried only
 # if the model predicts it to be the fastest.

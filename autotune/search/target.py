@@ -11,7 +11,7 @@ from types import ModuleType
 
 from outblas import device
 from outblas.base import registry
-from outblas.runtime import hooks
+from outblas.call import hooks
 
 _NAME = re.compile(r"[a-z0-9_.]+", re.ASCII)
 
@@ -23,7 +23,7 @@ class TuneTarget:
     The module must define what the modules of the ladders define: `Config`,
     `unsupported(problem, config)`, `plan(problem, config)`, `precompile(problem, config, arch)`
     and `space(problem, machine)`. Workers import it by its name. One with `GROUPED = True` computes
-    products of groups: its problems are `outblas.core.grouped.GroupedProblem`s, and what `plan`
+    products of groups: its problems are `outblas.call.grouped.GroupedProblem`s, and what `plan`
     returns is called with A, B, the result and `offs`.
 
     Attributes:

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from outblas.base.grouped_shapes import ROWS_LAYOUTS, TERMS_LAYOUT, GroupedWorkload, Grouping
 from outblas.base.shapes import LAYOUTS, Shape, to_text
-from outblas.core.steps import GATED, Steps
+from outblas.call.steps import GATED, Steps
 
 # The names of precisions: the dtype of the operands, and whether fp32 products may be rounded to
 # tf32.

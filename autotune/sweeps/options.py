@@ -8,7 +8,7 @@ from typing import Literal, TypedDict
 from outblas.autotune.measure.isolated import TRIAL_SECONDS
 from outblas.autotune.search.strategy import Strategy
 from outblas.autotune.store.records import WEIGHTS, Weights
-from outblas.core.steps import Steps
+from outblas.call.steps import Steps
 
 Engine = Literal["local", "ray"]
 ENGINES: tuple[Engine, ...] = ("local", "ray")

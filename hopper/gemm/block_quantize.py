@@ -10,8 +10,8 @@ import cutlass.cute as cute
 import torch
 from cutlass import Float32, Uint16
 
-from outblas.core import fp8
-from outblas.core.quantization import FORMATS, LEAST_SCALE
+from outblas.call import fp8
+from outblas.call.quantization import FORMATS, LEAST_SCALE
 from outblas.hopper.gemm.epilogue_math import EpilogueTile
 
 LARGEST = FORMATS[torch.float8_e4m3fn]

@@ -17,7 +17,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
-from outblas.core.fp8 import BLOCK
+from outblas.call.fp8 import BLOCK
 from outblas.hopper.gemm import epilogue_math
 from outblas.hopper.gemm.records import Consumer, Cta, TileMma
 from outblas.hopper.gemm.scale_layout import GRANULE

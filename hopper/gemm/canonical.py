@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from outblas.core.epilogue import View
-from outblas.core.problem import Problem, transposed, transposed_strides, with_row_major_output
+from outblas.call.epilogue import View
+from outblas.call.problem import Problem, transposed, transposed_strides, with_row_major_output
 from outblas.hopper.gemm import operand_copies
 from outblas.hopper.parts import host
 from outblas.hopper.parts.config import HopperConfig

@@ -40,12 +40,12 @@ import torch
 
 from outblas.base import forks
 from outblas.base.cuda_graphs import capturing
-from outblas.core.problem import Launch
+from outblas.call import fallback
+from outblas.call.problem import Launch
 from outblas.device import driver, raster
 from outblas.hopper.gemm import smid_probe
 from outblas.hopper.parts import tile_order
 from outblas.hopper.parts.config import HopperConfig
-from outblas.runtime import fallback
 
 BAND = 4  # rows of tiles in a band: the sixteen tiles of a GPC form about 4 x 4
 CLUSTER = 8  # CTAs per cluster, the most that every Hopper GPU supports

@@ -8,15 +8,16 @@ import torch
 
 from outblas.base import configs
 from outblas.base.cuda_graphs import capturing, not_ready
-from outblas.core.artifact import Artifact
-from outblas.core.epilogue import View
-from outblas.core.grouped import (
+from outblas.call import hooks
+from outblas.call.artifact import Artifact
+from outblas.call.epilogue import View
+from outblas.call.grouped import (
     GATHERING_COLUMNS,
     NO_TENSORS,
     GroupedProblem,
     GroupedTensors,
 )
-from outblas.core.sm_carveout import reserved
+from outblas.call.sm_carveout import reserved
 from outblas.hopper.gemm import group_layouts as layouts
 from outblas.hopper.gemm.compile import compile_variant, shared_memory
 from outblas.hopper.gemm.group_rule import config_for as config_for
@@ -26,7 +27,6 @@ from outblas.hopper.gemm.rule_cycles import Rates, device_rates
 from outblas.hopper.gemm.traits import CAPACITIES
 from outblas.hopper.parts import bounds, compile, tile_order
 from outblas.hopper.parts.config import HopperConfig
-from outblas.runtime import hooks
 
 Tensor = torch.Tensor
 

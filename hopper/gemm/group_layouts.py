@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import torch
 
-from outblas.core.epilogue import View
-from outblas.core.grouped import GroupedProblem
-from outblas.core.problem import Strides
+from outblas.call.epilogue import View
+from outblas.call.grouped import GroupedProblem
+from outblas.call.problem import Strides
 
 
 def has_tail(problem: GroupedProblem) -> bool:

@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from outblas.core.fp8 import BLOCK
-from outblas.core.grouped import FEW_ROWS, GroupedProblem
+from outblas.call.fp8 import BLOCK
+from outblas.call.grouped import FEW_ROWS, GroupedProblem
 from outblas.hopper.gemm.group_variant import are_scales_wide, has_whole_halves, turns
 from outblas.hopper.gemm.kernel import Config
 from outblas.hopper.gemm.rule_cycles import REACHED, STEADY_BYTES, Rates

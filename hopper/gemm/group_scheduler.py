@@ -23,7 +23,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from outblas.core.fp8 import BLOCK
+from outblas.call.fp8 import BLOCK
 from outblas.hopper.gemm.tile_scheduler import KPartition
 from outblas.hopper.gemm.traits import BY_BALLOT, KernelTraits
 

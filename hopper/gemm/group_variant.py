@@ -1,7 +1,7 @@
 """Which variant of the kernel a product of groups takes."""
 
-from outblas.core import fp8
-from outblas.core.grouped import GroupedProblem
+from outblas.call import fp8
+from outblas.call.grouped import GroupedProblem
 from outblas.hopper.gemm import epilogue_load, epilogue_math
 from outblas.hopper.gemm import group_layouts as layouts
 from outblas.hopper.gemm.scale_layout import is_wide

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import torch
 
-from outblas.core import fp8
-from outblas.core.epilogue import NONE
-from outblas.core.problem import Problem, with_row_major_output
+from outblas.call import fp8
+from outblas.call.epilogue import NONE
+from outblas.call.problem import Problem, with_row_major_output
 from outblas.device import clusters, l2
 from outblas.hopper.gemm import operand_copies
 from outblas.hopper.gemm.kernel import Config

@@ -9,10 +9,10 @@ A plan is a chain of frozen values:
 from dataclasses import replace
 from typing import Any
 
-from outblas.core import fp8
-from outblas.core.artifact import Artifact
-from outblas.core.problem import Launch, Problem
-from outblas.core.sm_carveout import usable
+from outblas.call import fp8
+from outblas.call.artifact import Artifact
+from outblas.call.problem import Launch, Problem
+from outblas.call.sm_carveout import usable
 from outblas.hopper.gemm import gpc_placement, heuristic, operand_copies, rule_cycles
 from outblas.hopper.gemm.canonical import canonicalize, orient
 from outblas.hopper.gemm.compile import compile_variant, shared_memory

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from outblas.core import ffi_call
-from outblas.core.ffi_call import FfiArgument, FfiCall, FfiView
-from outblas.core.problem import Launch
+from outblas.call import ffi_call
+from outblas.call.ffi_call import FfiArgument, FfiCall, FfiView
+from outblas.call.problem import Launch
 from outblas.hopper.gemm import operand_copies, workspace
 from outblas.hopper.gemm.canonical import CanonicalProblem, TensorView, batch_offset
 from outblas.hopper.gemm.schedule import TileSchedule

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from outblas.core.problem import Problem, Strides, with_row_major_output
-from outblas.core.tensor_memory import LINE
+from outblas.call.problem import Problem, Strides, with_row_major_output
+from outblas.call.tensor_memory import LINE
 from outblas.device import l2
 from outblas.hopper.parts import host
 from outblas.hopper.parts.config import HopperConfig

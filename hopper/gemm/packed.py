@@ -3,8 +3,8 @@
 from typing import Any
 
 from outblas.base.machines import Machine
-from outblas.core.grouped import GroupedProblem
-from outblas.core.problem import Problem
+from outblas.call.grouped import GroupedProblem
+from outblas.call.problem import Problem
 from outblas.hopper.gemm import gpc_placement, group_layouts, heuristic, smid_probe
 from outblas.hopper.gemm.compile import compile_variant
 from outblas.hopper.gemm.group_rule import config_for

@@ -11,7 +11,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import warpgroup
 
-from outblas.core import fp8
+from outblas.call import fp8
 from outblas.hopper.gemm import block_scales
 from outblas.hopper.gemm.block_scales import RowGroup, column_parts, in_order
 from outblas.hopper.gemm.pipeline import GroupPipeline

@@ -8,7 +8,7 @@ import torch
 
 from outblas.base import machines
 from outblas.base.machines import Machine
-from outblas.core.problem import Problem
+from outblas.call.problem import Problem
 from outblas.device import clusters
 from outblas.hopper.gemm import operand_copies
 from outblas.hopper.parts import tile_order

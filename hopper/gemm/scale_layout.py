@@ -2,8 +2,8 @@
 DSL.
 """
 
-from outblas.core.epilogue import View
-from outblas.core.problem import Problem
+from outblas.call.epilogue import View
+from outblas.call.problem import Problem
 
 GRANULE = 4  # scales in 16 bytes, which TMA loads together
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from outblas.core.problem import Problem
+from outblas.call.problem import Problem
 from outblas.hopper.gemm import gpc_placement
 from outblas.hopper.gemm.traits import KernelTraits
 from outblas.hopper.parts import tile_order

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from outblas.base.machines import Machine
 from outblas.base.space import Footprint, LazySpace, Space
-from outblas.core.problem import Problem, with_row_major_output
-from outblas.core.tensor_memory import LINE
+from outblas.call.problem import Problem, with_row_major_output
+from outblas.call.tensor_memory import LINE
 from outblas.hopper.gemm import heuristic, operand_copies, rule_tiles
 from outblas.hopper.gemm.host import unsupported
 from outblas.hopper.gemm.kernel import Config, Gemm

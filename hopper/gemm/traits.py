@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import cutlass.cute as cute
 
-from outblas.core import fp8
+from outblas.call import fp8
 
 BY_BALLOT = 32  # groups that the lanes of a warp compare at once
 CAPACITIES = (32, 128, 512)  # few, because each is a compile
@@ -30,7 +30,7 @@ class KernelTraits:
         staggered_tail: consumers that share a tile multiply its last k tiles one after the other;
             each stores its part while the next one multiplies.
 
-    The epilogue (`outblas.core.epilogue`); "" stands for a tensor that the call does not have
+    The epilogue (`outblas.call.epilogue`); "" stands for a tensor that the call does not have
         scaled: sums are multiplied by alpha.
         addend: how the tensor that is multiplied by beta is read.
         function, gated: the activation, and whether it is a gated linear unit of two columns.

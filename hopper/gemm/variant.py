@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from outblas.core import fp8
-from outblas.core.epilogue import TENSORS, View
-from outblas.core.problem import Problem
+from outblas.call import fp8
+from outblas.call.epilogue import TENSORS, View
+from outblas.call.problem import Problem
 from outblas.device import clusters
 from outblas.hopper.gemm import epilogue_load, epilogue_math, epilogue_store, scale_layout
 from outblas.hopper.gemm.canonical import (

@@ -14,7 +14,7 @@ These numbers must fit into 32 bits (the modules in parentheses compute them):
   and always fit.
 """
 
-from outblas.core.problem import Problem
+from outblas.call.problem import Problem
 from outblas.hopper.parts import tile_order
 from outblas.hopper.parts.config import HopperConfig
 

@@ -23,9 +23,9 @@ from outblas.base import cache, forks
 from outblas.base.compat import cute_private
 from outblas.base.configs import to_text
 from outblas.base.facts import version_of
-from outblas.core.artifact import Artifact, cta_threads, example
-from outblas.core.grouped import GroupedProblem
-from outblas.core.problem import Problem, dtype_name
+from outblas.call.artifact import Artifact, cta_threads, example
+from outblas.call.grouped import GroupedProblem
+from outblas.call.problem import Problem, dtype_name
 from outblas.device import sources
 from outblas.hopper.parts.config import HopperConfig
 

@@ -1,6 +1,6 @@
 """Which combinations of the fields of a `HopperConfig` can be built, and for which products."""
 
-from outblas.core.fp8 import BLOCK
+from outblas.call.fp8 import BLOCK
 from outblas.device.grid import REGISTERS
 from outblas.device.raster import ORDERS
 from outblas.hopper.parts.config import (

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from outblas.base.registry import Kernel
-from outblas.core.problem import problem
+from outblas.call.problem import problem
 from outblas.hopper.parts import tile_order
 from outblas.hopper.parts.base import HopperGemm
 from outblas.hopper.parts.config import HopperConfig

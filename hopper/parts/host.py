@@ -18,8 +18,8 @@ from cutlass.cute.runtime import (
     make_fake_tensor,
 )
 
-from outblas.core.artifact import Artifact
-from outblas.core.problem import Launch, Problem, has_row_major_output, with_row_major_output
+from outblas.call.artifact import Artifact
+from outblas.call.problem import Launch, Problem, has_row_major_output, with_row_major_output
 from outblas.hopper.parts import bounds, compile, tile_order
 from outblas.hopper.parts.base import HopperGemm
 from outblas.hopper.parts.compile import (

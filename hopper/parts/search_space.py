@@ -8,7 +8,7 @@ from typing import Any
 
 from outblas.base.machines import Machine
 from outblas.base.space import Axes, Footprint, Space
-from outblas.core.problem import Problem
+from outblas.call.problem import Problem
 from outblas.hopper.parts.base import HopperGemm
 from outblas.hopper.parts.config import (
     ACCUMULATOR_LIMIT,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from outblas.base import forks
-from outblas.core.sm_carveout import usable
+from outblas.call.sm_carveout import usable
 from outblas.device import driver, raster
 from outblas.device.clusters import at_once
 from outblas.hopper.parts.config import HopperConfig

@@ -5,17 +5,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from outblas.base.registry import Kernel, ladder
-from outblas.core.context_flag import accumulate_gradients, weights_ready
-from outblas.core.errors import OperandError
-from outblas.core.invariance import batch_invariant
+from outblas.call.context_flag import accumulate_gradients, weights_ready
+from outblas.call.errors import OperandError
+from outblas.call.invariance import batch_invariant
 
 # What imports torch. The command line imports it when a command needs it, see `_outblas_command`.
 if TYPE_CHECKING or "_outblas_command" not in sys.modules:
     from outblas.api import addmm, linear, matmul
     from outblas.base.cuda_graphs import warmup
-    from outblas.core.sm_carveout import sm_carveout
-    from outblas.runtime.fallback import FallbackWarning
-    from outblas.runtime.packs import load_pack, record_shapes
+    from outblas.call.fallback import FallbackWarning
+    from outblas.call.packs import load_pack, record_shapes
+    from outblas.call.sm_carveout import sm_carveout
     from outblas.torch_ops.aten import disable, enable
     from outblas.torch_ops.grouped_mm import grouped_mm
     from outblas.torch_ops.moe import moe_mlp
@@ -67,7 +67,7 @@ __version__ = "0.1.0"
 
 # ---- what is imported when it is first asked for: sweeps bring process pools and a database
 _MODULE_OF = {
-    "FallbackWarning": "runtime.fallback",
+    "FallbackWarning": "call.fallback",
     "addmm": "api",
     "linear": "api",
     "matmul": "api",
@@ -76,13 +76,13 @@ _MODULE_OF = {
     "scaled_grouped_mm": "torch_ops.scaled_grouped_mm",
     "moe_mlp": "torch_ops.moe",
     "quantize": "torch_ops.quantize",
-    "sm_carveout": "core.sm_carveout",
+    "sm_carveout": "call.sm_carveout",
     "disable": "torch_ops.aten",
     "enable": "torch_ops.aten",
     "warmup": "base.cuda_graphs",
-    "record_shapes": "runtime.packs",
+    "record_shapes": "call.packs",
     "precompile": "packing.build",
-    "load_pack": "runtime.packs",
+    "load_pack": "call.packs",
     "tune": "autotune.automatic",
     "inductor_choice": "inductor",
     "FP8Linear": "nn",

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from outblas.core.arguments import renamed, show_signature
-from outblas.core.epilogue import Activation, EpilogueArgs
-from outblas.core.errors import OperandError
-from outblas.core.sm_carveout import limit, unlimited
-from outblas.runtime.default_kernel import Mode
+from outblas.call.arguments import renamed, show_signature
+from outblas.call.default_kernel import Mode
+from outblas.call.epilogue import Activation, EpilogueArgs
+from outblas.call.errors import OperandError
+from outblas.call.sm_carveout import limit, unlimited
 from outblas.torch_ops import autocast_vmap, autograd, slow_path
 from outblas.torch_ops.call import (
     OPERANDS,

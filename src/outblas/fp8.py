@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from outblas.core.errors import OperandError
-from outblas.core.problem import DTYPES, check_tensor
-from outblas.core.quantization import FORMATS, blocks, spread
+from outblas.call.errors import OperandError
+from outblas.call.problem import DTYPES, check_tensor
+from outblas.call.quantization import FORMATS, blocks, spread
 from outblas.torch_ops import ops
 from outblas.torch_ops.autograd_levels import has_tangent, is_transformed, requires_grad
 from outblas.torch_ops.call import is_autocast

@@ -12,8 +12,8 @@ from torch.jit import is_scripting  # type: ignore[attr-defined]
 from torch.nn import functional
 
 from outblas.api import linear
-from outblas.core import epilogue, problem
-from outblas.core.epilogue import Activation
+from outblas.call import epilogue, hooks, problem
+from outblas.call.epilogue import Activation
 from outblas.fp8 import FP8Linear
 from outblas.patching import activated, fp8_linears, fp8_mlps, fusion, replaced
 from outblas.patching import experts as moe
@@ -22,7 +22,6 @@ from outblas.patching.gated import Gated
 from outblas.patching.linears import bypassed, kept_reason, torch_takes, unreached
 from outblas.patching.replaced import become, rebased
 from outblas.patching.report import Report
-from outblas.runtime import hooks
 from outblas.torch_ops import native
 from outblas.torch_ops.call import is_traced
 

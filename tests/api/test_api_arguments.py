@@ -14,8 +14,8 @@ from support.causes import A, B
 
 import outblas
 from outblas import addmm, linear, matmul
-from outblas.core.epilogue import ACTIVATIONS, Activation
-from outblas.runtime.default_kernel import MODES, Mode
+from outblas.call.default_kernel import MODES, Mode
+from outblas.call.epilogue import ACTIVATIONS, Activation
 
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 

@@ -14,10 +14,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from outblas import addmm, batch_invariant, matmul
 from outblas.autotune import automatic
 from outblas.base import machines
-from outblas.core.problem import Launch, Problem, problem
+from outblas.call import default_kernel, dispatch, launcher
+from outblas.call.problem import Launch, Problem, problem
 from outblas.kernels import portable
 from outblas.kernels.portable_config import PortableConfig
-from outblas.runtime import default_kernel, dispatch, launcher
 
 pytest_plugins = ("support.batch_invariance",)
 pytestmark = pytest.mark.usefixtures("no_context_before")

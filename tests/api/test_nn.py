@@ -16,7 +16,7 @@ from torch.nn.utils import prune
 
 import outblas
 from outblas import Linear, patch, unpatch
-from outblas.core.epilogue import ACTIVATIONS, Activation, apply
+from outblas.call.epilogue import ACTIVATIONS, Activation, apply
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::outblas.FallbackWarning"),

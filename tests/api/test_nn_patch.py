@@ -15,10 +15,10 @@ from torch import nn
 
 import outblas
 from outblas import Linear, patch, unpatch
-from outblas.core.epilogue import Activation
-from outblas.core.problem import dtype_name
+from outblas.call import hooks
+from outblas.call.epilogue import Activation
+from outblas.call.problem import dtype_name
 from outblas.nn import Report
-from outblas.runtime import hooks
 
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 

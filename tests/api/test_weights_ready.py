@@ -10,11 +10,11 @@ import torch
 from support.gemm_problems import SMALL_TILE, gemm_config, record_launches
 
 import outblas
-from outblas.core.context_flag import readiness
-from outblas.core.problem import Launch, Problem, problem
+from outblas.call import dispatch, launcher
+from outblas.call.context_flag import readiness
+from outblas.call.problem import Launch, Problem, problem
 from outblas.hopper import gemm
 from outblas.hopper.parts import compile
-from outblas.runtime import dispatch, launcher
 
 Tensor = torch.Tensor
 CONFIG = gemm_config(f"{SMALL_TILE},tile_n=16,gpc_local=False,swap_ab=True")

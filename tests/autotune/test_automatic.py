@@ -21,10 +21,10 @@ from outblas.autotune.store.records import Workload
 from outblas.autotune.sweeps import outcome
 from outblas.autotune.sweeps import sweep as sweeping
 from outblas.base.configs import to_text
-from outblas.core.epilogue import EpilogueArgs
-from outblas.core.problem import Problem, problem
+from outblas.call import hooks, launcher
+from outblas.call.epilogue import EpilogueArgs
+from outblas.call.problem import Problem, problem
 from outblas.hopper import gemm, hilbert
-from outblas.runtime import hooks, launcher
 
 AT = Workload(64, 64, 64)
 HILBERT: dict[str, Any] = {"kernel": "hopper.hilbert", "config": to_text(hilbert.Config())}

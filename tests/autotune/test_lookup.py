@@ -21,7 +21,7 @@ from outblas.autotune.store.records import BestConfig, Gpu, Workload
 from outblas.autotune.store.store import Store
 from outblas.autotune.tuned_entries import COUSIN, HERE, MODEL, SHIPPED
 from outblas.base.configs import to_text
-from outblas.core.problem import Problem
+from outblas.call.problem import Problem
 from outblas.hopper import gemm, hilbert
 from outblas.kernels.portable_config import PortableConfig
 from tools.ship import ship

@@ -15,9 +15,9 @@ from outblas.autotune import automatic, lookup
 from outblas.autotune.search import prune
 from outblas.autotune.store.records import BestConfig, Workload
 from outblas.base.configs import to_text
-from outblas.core.epilogue import Epilogue
-from outblas.core.grouped import GroupedProblem
-from outblas.core.grouped_scales import GroupScales
+from outblas.call.epilogue import Epilogue
+from outblas.call.grouped import GroupedProblem
+from outblas.call.grouped_scales import GroupScales
 from outblas.hopper.gemm import group_rule
 
 ROWS = Workload(4096, 1536, 2048, grouping="128")

@@ -21,7 +21,7 @@ from outblas.autotune.store.store import Store
 from outblas.autotune.store.tables import TABLES, best_of, to_bytes
 from outblas.base import pack
 from outblas.base.configs import to_text
-from outblas.core.grouped import GroupedProblem
+from outblas.call.grouped import GroupedProblem
 from outblas.device import triton_variant
 from outblas.hopper.gemm import group_rule
 from outblas.hopper.gemm.kernel import Config

@@ -9,7 +9,7 @@ import outblas
 from outblas import addmm, linear, matmul
 from outblas.autotune import automatic
 from outblas.base import cuda_graphs
-from outblas.runtime import dispatch, launcher
+from outblas.call import dispatch, launcher
 
 A, B = torch.randint(-8, 9, (6, 5)).float(), torch.randint(-8, 9, (5, 4)).float()
 GROWN, OUT = A.clone().requires_grad_(), torch.empty(6, 4)

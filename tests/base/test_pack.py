@@ -17,7 +17,7 @@ from outblas.base import cache, pack
 from outblas.base.compiling import CompileForbidden
 from outblas.base.facts import digest
 from outblas.base.pack import PackError
-from outblas.runtime import dispatch
+from outblas.call import dispatch
 
 COMMON = {"arch": "sm_90a", "options": "", "machine": "x86_64", "dsl": "4", "tvm_ffi": "0"}
 Object = tuple[dict[str, object], bytes]

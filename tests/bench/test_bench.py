@@ -12,7 +12,7 @@ from outblas.bench import campaign, providers, record
 from outblas.bench.operation import Extras, Operation
 from outblas.bench.record import Device
 from outblas.bench.statistics import ratio
-from outblas.core.steps import Steps
+from outblas.call.steps import Steps
 from outblas.verify.cases import Case
 from outblas.verify.kernels import Refused
 

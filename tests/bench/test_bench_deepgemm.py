@@ -13,7 +13,7 @@ from outblas.bench import grouped_providers, providers
 from outblas.bench.operands import BlockScaled
 from outblas.bench.operation import Operation
 from outblas.bench.tasks import GroupedTask
-from outblas.core.steps import Steps
+from outblas.call.steps import Steps
 from outblas.verify.cases import Case
 from outblas.verify.kernels import Refused
 

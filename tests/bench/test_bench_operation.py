@@ -10,8 +10,8 @@ import torch
 
 from outblas.bench.operands import BlockScaled
 from outblas.bench.operation import Operation
-from outblas.core.epilogue import apply
-from outblas.core.steps import Steps
+from outblas.call.epilogue import apply
+from outblas.call.steps import Steps
 
 SHAPE = (48, 64, 96)
 ALL_STEPS = "bias+gelu+residual"

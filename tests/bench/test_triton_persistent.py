@@ -5,7 +5,7 @@ import torch
 
 from outblas.bench import providers, triton_persistent
 from outblas.bench.operation import Operation
-from outblas.core.steps import Steps
+from outblas.call.steps import Steps
 from outblas.device import language
 from outblas.verify.kernels import Refused
 

@@ -13,7 +13,7 @@ from support.commands import invoke, squeezed
 from support.served_by_pack import forget_packs
 
 from outblas.base import pack
-from outblas.runtime.packs import load_pack
+from outblas.call.packs import load_pack
 
 
 def be_text(path: Path) -> None:

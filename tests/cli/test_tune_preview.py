@@ -13,9 +13,9 @@ from outblas.autotune import lookup
 from outblas.autotune.search import gpu
 from outblas.autotune.store.store import Store
 from outblas.base import configs
+from outblas.call import launcher
 from outblas.hopper import gemm
 from outblas.hopper.parts.config_limits import gated_reason
-from outblas.runtime import launcher
 
 
 def shown(line: str) -> str:

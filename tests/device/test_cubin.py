@@ -15,11 +15,11 @@ import torch
 from support.served_by_pack import forget_packs
 
 import outblas
-from outblas.base import cache, compiling, machines, pack
+from outblas.base import cache, compiling, gpus, machines, pack
 from outblas.base.compiling import CompileForbidden
-from outblas.core.artifact import example
-from outblas.core.problem import Problem
-from outblas.core.steps import Steps
+from outblas.call.artifact import example
+from outblas.call.problem import Problem
+from outblas.call.steps import Steps
 from outblas.device import cubin, driver, launch
 from outblas.device.cubin import Cubin
 from outblas.device.triton_variant import Kept, TritonVariant, toolchain_fields
@@ -258,10 +258,10 @@ def on_gpu(gpu: Driver, monkeypatch: pytest.MonkeyPatch) -> Problem:
     monkeypatch.setenv("OUTBLAS_COMPILE", "never")
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(launch, "arch_of", lambda device: 90)
-    monkeypatch.setattr(launch, "sm_count", lambda device: H100.sms)
+    monkeypatch.setattr(gpus, "arch_of", lambda device: 90)
+    monkeypatch.setattr(gpus, "sm_count", lambda device: H100.sms)
     limit = H100.shared_memory_per_cta
-    monkeypatch.setattr(launch, "shared_memory_limit", lambda device: limit)
+    monkeypatch.setattr(gpus, "shared_memory_limit", lambda device: limit)
     return replace(PROBLEM, device=torch.device("cuda", 0))
 
 

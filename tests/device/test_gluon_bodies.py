@@ -10,8 +10,8 @@ import torch
 from support import gluon_model
 
 from outblas.base.registry import LADDERS
-from outblas.core import problem as operands
-from outblas.core.epilogue import EpilogueArgs, apply, glu_split
+from outblas.call import problem as operands
+from outblas.call.epilogue import EpilogueArgs, apply, glu_split
 from outblas.verify import oracle
 from outblas.verify.cases import Case
 

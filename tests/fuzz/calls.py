@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import outblas
-from outblas.core.epilogue import FUNCTIONS, GATED
+from outblas.call.epilogue import FUNCTIONS, GATED
 
 from . import tensors
 from .spec import COMPLEX, FLOATS, is_fused

@@ -7,7 +7,7 @@ import traceback
 
 import torch
 
-from outblas.runtime import dispatch
+from outblas.call import dispatch
 
 from . import calls, compare, known, spec
 

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 import outblas
-from outblas.core.epilogue import Activation, glu_split
+from outblas.call.epilogue import Activation, glu_split
 
 Tensor = torch.Tensor
 

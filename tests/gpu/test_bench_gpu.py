@@ -23,7 +23,7 @@ from outblas.bench.operation import Operation
 from outblas.bench.power import EnergyMeter
 from outblas.bench.record import Record
 from outblas.bench.tasks import GemmTask, grouped_tasks, tasks
-from outblas.core.steps import Steps
+from outblas.call.steps import Steps
 from outblas.verify.cases import Case
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(200)]

@@ -11,7 +11,7 @@ from support.epilogue_schedules import EPILOGUES, SCHEDULES, check
 from support.fused import Fused
 
 from outblas.base.shapes import LAYOUTS
-from outblas.core.epilogue import ACTIVATIONS
+from outblas.call.epilogue import ACTIVATIONS
 
 pytestmark = pytest.mark.gpu
 EXTENTS = 1, 2, 17, 64, 128, 200, 256, 333, 520

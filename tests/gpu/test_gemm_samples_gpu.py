@@ -16,7 +16,7 @@ import outblas
 from outblas.base import configs, machines
 from outblas.base.shapes import LAYOUTS
 from outblas.base.space import Space
-from outblas.core.artifact import example
+from outblas.call.artifact import example
 from outblas.hopper import gemm
 from outblas.hopper.parts.config import HopperConfig
 from outblas.verify.call import GuardedCall, Run

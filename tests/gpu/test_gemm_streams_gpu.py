@@ -17,7 +17,7 @@ from support.precompiled import KERNEL, Ahead, of_case
 
 import outblas
 from outblas.base import configs
-from outblas.core.problem import problem
+from outblas.call.problem import problem
 from outblas.hopper import gemm
 from outblas.hopper.gemm import workspace
 from outblas.hopper.parts.config import HopperConfig

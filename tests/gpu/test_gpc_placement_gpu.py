@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.probed_gpu import unprobed_context
 
-from outblas.core.problem import problem
+from outblas.call.problem import problem
 from outblas.device import driver
 from outblas.hopper import gemm
 from outblas.hopper.gemm import gpc_placement, smid_probe

@@ -23,8 +23,8 @@ from support.grouped_calls import (
 )
 
 import outblas
-from outblas.core.epilogue import ACTIVATIONS, GATED, glu_split
-from outblas.core.grouped import Form
+from outblas.call.epilogue import ACTIVATIONS, GATED, glu_split
+from outblas.call.grouped import Form
 from outblas.hopper.gemm import group_host as host
 from outblas.hopper.gemm.group_rule import candidates
 

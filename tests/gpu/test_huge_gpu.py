@@ -5,7 +5,7 @@ import torch
 
 import outblas
 from outblas.base import registry
-from outblas.core.epilogue import apply
+from outblas.call.epilogue import apply
 from outblas.verify.cases import Case
 from outblas.verify.kernels import check
 

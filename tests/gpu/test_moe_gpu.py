@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import outblas
-from outblas.core.epilogue import GATED, Activation, apply
+from outblas.call.epilogue import GATED, Activation, apply
 from outblas.kernels import moe as kernels
 from outblas.torch_ops import moe_passes as passes
 

@@ -13,7 +13,7 @@ from support.paths import ROOT
 
 from outblas.base import machines
 from outblas.base.shapes import LAYERS
-from outblas.core.products import parse_line
+from outblas.call.products import parse_line
 from outblas.packing import build
 from outblas.packing.products import of_model
 
@@ -45,7 +45,7 @@ LINES = (
 # Torch quantizes what is multiplied first, so that its products depend on no kernel of Triton.
 PROGRAM = """
 import torch, outblas
-from outblas.runtime import launcher
+from outblas.call import launcher
 from outblas.torch_ops.quantize import by_torch
 
 launcher.slower_reason = lambda problem, tune: None  # float32 products take kernels of the pack
@@ -199,7 +199,7 @@ def test_products_of_all_kinds_are_served(tmp_path: Path, monkeypatch: pytest.Mo
 PROGRAM_OF_MODEL = """
 import sys
 import torch, outblas
-from outblas.core.products import parse_line
+from outblas.call.products import parse_line
 
 torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 

@@ -8,7 +8,7 @@ from support.fp8 import E4M3, E5M2
 from support.scaled_tiles import bits
 
 import outblas
-from outblas.core.quantization import RECIPES
+from outblas.call.quantization import RECIPES
 from outblas.torch_ops import quantize as module
 
 Tensor = torch.Tensor

@@ -21,7 +21,7 @@ from support.scaled_tiles import ScaledProduct
 
 import outblas
 from outblas.base import configs, registry
-from outblas.core import quantization
+from outblas.call import quantization
 from outblas.device import gluon
 from outblas.hopper import gemm
 from outblas.turing import shared

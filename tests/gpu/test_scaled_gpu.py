@@ -13,8 +13,8 @@ from support.fp8 import BY_ROW, E4M3, E5M2, ORDERS, SQUARE, block_scale, fp8_ope
 from support.scaled_tiles import RECIPES, ScaledProduct, assert_same
 
 import outblas
-from outblas.core.epilogue import GATED, glu_split
-from outblas.runtime import dispatch
+from outblas.call import dispatch
+from outblas.call.epilogue import GATED, glu_split
 from outblas.torch_ops import scaled_operator, scaled_output
 
 Tensor = torch.Tensor

@@ -13,13 +13,13 @@ from support.fp8 import E4M3, E5M2
 from support.grouped_calls import GroupedCall, check_equal, guarded
 from support.scaled_groups import FORMS, draw
 
-from outblas.core import quantization
-from outblas.core.epilogue import glu_split
-from outblas.core.grouped import Form
+from outblas.call import quantization
+from outblas.call.epilogue import glu_split
+from outblas.call.grouped import Form
+from outblas.call.hooks import GroupedKernels
 from outblas.hopper.gemm import group_host as host
 from outblas.hopper.gemm.group_rule import candidates
 from outblas.kernels import grouped as portable
-from outblas.runtime.hooks import GroupedKernels
 
 Tensor = torch.Tensor
 

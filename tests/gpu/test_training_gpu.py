@@ -19,9 +19,9 @@ from torch._dynamo.utils import counters
 
 import outblas
 from outblas import linear, matmul
-from outblas.core.epilogue import ACTIVATIONS, GATED, Activation, apply
+from outblas.call import dispatch
+from outblas.call.epilogue import ACTIVATIONS, GATED, Activation, apply
 from outblas.kernels import activation as kernels
-from outblas.runtime import dispatch
 from outblas.torch_ops import ops
 
 Tensor = torch.Tensor

@@ -21,9 +21,9 @@ from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps.sweep import sweep
 from outblas.base import machines
 from outblas.base.configs import from_text
-from outblas.core.problem import problem
+from outblas.call import dispatch
+from outblas.call.problem import problem
 from outblas.hopper import hilbert
-from outblas.runtime import dispatch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 SHAPE = (512, 768, 256)

@@ -9,8 +9,8 @@ import torch
 from support.gemm_problems import gemm_config, kernel_arguments, record_launches
 
 import outblas
-from outblas.core.grouped import describe
-from outblas.core.problem import problem
+from outblas.call.grouped import describe
+from outblas.call.problem import problem
 from outblas.hopper import gemm
 from outblas.hopper.gemm import group_host as grouped_host
 from outblas.hopper.gemm import host as gemm_host

@@ -13,7 +13,7 @@ from support.gemm_problems import gemm_config, product
 from support.probed_gpu import unprobed_context
 
 from outblas.base import machines
-from outblas.core.problem import Problem
+from outblas.call.problem import Problem
 from outblas.device import driver
 from outblas.hopper import gemm
 from outblas.hopper.gemm import smid_probe

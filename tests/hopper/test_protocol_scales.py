@@ -24,7 +24,7 @@ from protocol.schedules import (
     runs_clean,
 )
 
-from outblas.core import fp8
+from outblas.call import fp8
 from outblas.hopper.gemm import rule_tiles, search_space
 from outblas.hopper.gemm.kernel import Config, Gemm
 from outblas.hopper.parts.config_limits import block_scaled_reason, gated_reason, promoted_reason

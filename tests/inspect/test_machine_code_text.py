@@ -2,7 +2,7 @@
 
 import pytest
 
-from outblas.core.artifact import cta_threads
+from outblas.call.artifact import cta_threads
 from outblas.inspect import machine_code
 
 PTX = """

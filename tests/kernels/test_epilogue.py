@@ -14,8 +14,8 @@ from support.portable_builds import operand
 from support.rungs import own, rung
 
 import outblas
-from outblas.core.epilogue import ACTIVATIONS, FUNCTIONS, Activation, EpilogueArgs, glu_split
-from outblas.core.problem import Problem, problem
+from outblas.call.epilogue import ACTIVATIONS, FUNCTIONS, Activation, EpilogueArgs, glu_split
+from outblas.call.problem import Problem, problem
 from outblas.device import grid
 from outblas.kernels.portable import Config, plan
 

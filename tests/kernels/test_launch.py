@@ -8,8 +8,8 @@ import pytest
 import torch
 from support.rungs import own, rung
 
-from outblas.core.epilogue import EpilogueArgs
-from outblas.core.problem import Problem, problem
+from outblas.call.epilogue import EpilogueArgs
+from outblas.call.problem import Problem, problem
 from outblas.device import launch
 from outblas.device.grid import chunks_of
 from outblas.kernels import portable

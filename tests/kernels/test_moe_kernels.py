@@ -10,7 +10,7 @@ import torch
 from support.covering import covering
 
 from outblas.base.compat import triton_private
-from outblas.core.epilogue import ACTIVATIONS, GATED
+from outblas.call.epilogue import ACTIVATIONS, GATED
 from outblas.kernels import moe as kernels
 from outblas.kernels.passes import compile_for
 from outblas.torch_ops import moe_passes as passes

@@ -9,7 +9,7 @@ import torch
 from support.covering import covering
 
 import outblas
-from outblas.core.problem import problem
+from outblas.call.problem import problem
 from outblas.device import grid
 from outblas.device.grid import chunks_of
 from outblas.kernels.portable import Config, plan

@@ -14,7 +14,7 @@ import torch
 from support.covering import covering
 from support.portable_builds import BF16, check, copies, form
 
-from outblas.core.problem import problem
+from outblas.call.problem import problem
 from outblas.device import cubin
 from outblas.kernels.portable import Config, compile_for, plan
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.portable_builds import DEVICES, KIB, form
 
-from outblas.core.problem import Problem, problem
+from outblas.call.problem import Problem, problem
 from outblas.kernels import portable_config
 from outblas.kernels.portable import Config, choose, invalid_reason, plan, unsupported
 from outblas.kernels.portable_config import cycles, uses_fma, vector

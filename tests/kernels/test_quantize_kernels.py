@@ -11,7 +11,7 @@ from support.covering import covering
 from support.fp8 import E4M3, E5M2
 
 from outblas.base.compat import triton_private
-from outblas.core.quantization import RECIPES
+from outblas.call.quantization import RECIPES
 from outblas.kernels import quantize as kernels
 from outblas.kernels.passes import compile_for
 from outblas.torch_ops import quantize as module

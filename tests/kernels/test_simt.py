@@ -12,7 +12,7 @@ from support.rungs import NAMES, own, problem, rung
 
 from outblas.base import registry
 from outblas.base.configs import from_text
-from outblas.core.problem import Problem
+from outblas.call.problem import Problem
 from outblas.device import grid, simt
 from outblas.kernels.simt_config import invalid_reason
 

@@ -21,8 +21,8 @@ from outblas.autotune.store.store import Store
 from outblas.autotune.store.tables import TABLES
 from outblas.base import machines, pack, registry
 from outblas.base.facts import digest
-from outblas.core.artifact import example
-from outblas.core.products import Products, parse_line
+from outblas.call.artifact import example
+from outblas.call.products import Products, parse_line
 from outblas.device.triton_variant import TritonVariant
 from outblas.packing import build, triton_kernels
 

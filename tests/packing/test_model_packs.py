@@ -23,7 +23,8 @@ from outblas.autotune.search import gpu as gpus
 from outblas.base import cache, machines, pack
 from outblas.base.facts import digest
 from outblas.base.shapes import LAYERS
-from outblas.core.products import Products, parse_line
+from outblas.call import launcher
+from outblas.call.products import Products, parse_line
 from outblas.device import cubin, driver
 from outblas.device.triton_variant import TritonVariant
 from outblas.hopper import grouped
@@ -32,7 +33,6 @@ from outblas.hopper.gemm import host, smid_probe
 from outblas.hopper.parts import compile, tile_order
 from outblas.packing import build, examples
 from outblas.packing.products import of_model
-from outblas.runtime import launcher
 
 ROWS = "1-512"
 FP8 = {

@@ -10,11 +10,11 @@ import pytest
 from support import children
 
 from outblas.base.shapes import DEEPGEMM
-from outblas.core.product_groups import Groups
-from outblas.core.product_storage import Storage
-from outblas.core.products import Products, parse_line
-from outblas.core.scaling import Scaling
-from outblas.core.steps import Steps
+from outblas.call.product_groups import Groups
+from outblas.call.product_storage import Storage
+from outblas.call.products import Products, parse_line
+from outblas.call.scaling import Scaling
+from outblas.call.steps import Steps
 from outblas.packing import build, products
 from outblas.packing.products import of_config, of_model, parse_file, products_of
 

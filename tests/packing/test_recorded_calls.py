@@ -9,15 +9,15 @@ import torch
 
 import outblas
 from outblas.base import configs, machines, registry
-from outblas.core.grouped import GroupedProblem
-from outblas.core.problem import Problem
-from outblas.core.product_storage import Storage
-from outblas.core.products import parse_line
-from outblas.core.tensor_memory import LINE
+from outblas.call import dispatch
+from outblas.call.grouped import GroupedProblem
+from outblas.call.problem import Problem
+from outblas.call.product_storage import Storage
+from outblas.call.products import parse_line
+from outblas.call.recorded_shapes import RecordedShapes, storage_of
+from outblas.call.tensor_memory import LINE
 from outblas.hopper import grouped
 from outblas.packing import build, examples, triton_kernels
-from outblas.runtime import dispatch
-from outblas.runtime.recorded_shapes import RecordedShapes, storage_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 

@@ -19,9 +19,8 @@ from outblas.base import registry
 # own layer and of those below. `outblas` is the face, which names what it exports.
 LAYERS = (
     ("outblas.base",),
-    ("outblas.core",),
+    ("outblas.call",),
     ("outblas.device",),
-    ("outblas.runtime",),
     ("outblas.hopper", "outblas.kernels", "outblas.turing"),
     ("outblas.torch_ops",),
     ("outblas.api", "outblas.fp8"),
@@ -35,7 +34,7 @@ LAYERS = (
     ("outblas.cli",),
     ("outblas.__main__",),
 )
-LADDERS = LAYERS[4]
+LADDERS = LAYERS[3]
 LAYER_OF = {prefix: level for level, prefixes in enumerate(LAYERS) for prefix in prefixes}
 
 
@@ -179,5 +178,5 @@ def test_every_kernel_of_the_registry_is_read(product: Edges) -> None:
 
 
 def test_all_kinds_of_imports_are_read(product: Edges) -> None:
-    assert "outblas.core.problem" in product["outblas.runtime.dispatch"]
+    assert "outblas.call.problem" in product["outblas.call.dispatch"]
     assert "outblas.autotune.automatic" in product["outblas"]  # inside a function

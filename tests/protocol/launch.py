@@ -10,9 +10,9 @@ from functools import cached_property, lru_cache
 import torch
 
 from outblas.base import configs
-from outblas.core import fp8
-from outblas.core import problem as operands
-from outblas.core.epilogue import EpilogueArgs
+from outblas.call import fp8
+from outblas.call import problem as operands
+from outblas.call.epilogue import EpilogueArgs
 from outblas.device import raster
 from outblas.hopper.gemm import epilogue_load
 from outblas.hopper.gemm.schedule import tile_grid

@@ -2,7 +2,7 @@
 
 import pytest
 
-from outblas.core import invariance
+from outblas.call import invariance
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from outblas.runtime import dispatch, launcher
+from outblas.call import dispatch, launcher
 from outblas.torch_ops import ops
 
 from .warm_calls import stand_in_launcher

@@ -13,7 +13,7 @@ import triton.language as tl
 from outblas.base.machines import Machine
 from outblas.base.space import Space
 from outblas.bench.clock import Clock
-from outblas.core.problem import Problem
+from outblas.call.problem import Problem
 from outblas.hopper import hilbert
 
 FAULTS = ("hang", "illegal", "wrong")

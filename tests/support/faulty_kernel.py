@@ -20,7 +20,7 @@ import torch
 
 from outblas.base.configs import to_text
 from outblas.base.space import Footprint, Space
-from outblas.core.problem import Problem
+from outblas.call.problem import Problem
 
 C = TypeVar("C")
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 import outblas
-from outblas.core.epilogue import GATED, apply, glu_split
+from outblas.call.epilogue import GATED, apply, glu_split
 from outblas.verify.guards import Guarded
 from outblas.verify.oracle import ulp
 

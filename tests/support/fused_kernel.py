@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from outblas.base.space import Space
-from outblas.core.epilogue import NONE, apply
-from outblas.core.problem import Problem
+from outblas.call.epilogue import NONE, apply
+from outblas.call.problem import Problem
 from support.faulty_kernel import space_of
 
 EPILOGUES = True

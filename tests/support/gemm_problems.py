@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from outblas.base import configs
-from outblas.core import fp8, quantization
-from outblas.core import problem as operands
-from outblas.core.epilogue import EpilogueArgs, glu_split
-from outblas.core.problem import Problem, problem
-from outblas.core.tensor_memory import LINE
+from outblas.call import fp8, quantization
+from outblas.call import problem as operands
+from outblas.call.epilogue import EpilogueArgs, glu_split
+from outblas.call.problem import Problem, problem
+from outblas.call.tensor_memory import LINE
 from outblas.hopper import gemm
 from outblas.hopper.gemm.launcher import WITHOUT_GROUPS
 from outblas.hopper.gemm.variant import EPILOGUE_TENSORS, Variant, example_variant

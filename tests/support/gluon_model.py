@@ -19,7 +19,7 @@ import triton.language as tl
 from triton.experimental.gluon import language as gl
 
 from outblas.base.compat import triton_private
-from outblas.core.problem import Problem
+from outblas.call.problem import Problem
 from outblas.device import gluon, launch
 from outblas.device.grid import chunks_of
 from outblas.device.records import EpilogueRefs, TensorRef

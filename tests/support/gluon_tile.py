@@ -11,7 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from outblas.core.artifact import Artifact
+from outblas.call.artifact import Artifact
 from outblas.device import triton_artifact
 
 TILE = (64, 64, 16)

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 import outblas
-from outblas.core import grouped
-from outblas.core.epilogue import composed, glu_split
-from outblas.core.grouped import Form, GroupedProblem, GroupedTensors
+from outblas.call import grouped
+from outblas.call.epilogue import composed, glu_split
+from outblas.call.grouped import Form, GroupedProblem, GroupedTensors
+from outblas.call.hooks import GroupedKernels
 from outblas.kernels import grouped as portable
-from outblas.runtime.hooks import GroupedKernels
 
 Tensor = torch.Tensor
 

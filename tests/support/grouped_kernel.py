@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from outblas.base.space import Space
-from outblas.core import grouped
-from outblas.core.grouped import NO_TENSORS, GroupedProblem
+from outblas.call import grouped
+from outblas.call.grouped import NO_TENSORS, GroupedProblem
 from outblas.torch_ops.grouped_mm import by_torch
 from support.faulty_kernel import space_of
 

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from outblas.base import registry
-from outblas.core import problem as operands
-from outblas.core.problem import Problem
+from outblas.call import problem as operands
+from outblas.call.problem import Problem
 
 RUNGS = [kernel.name.removeprefix("hopper.") for kernel in registry.ladder("hopper")]
 FIRST_AND_LAST = ("tma_wgmma", "hilbert")  # what all rungs share shows in these two

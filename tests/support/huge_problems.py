@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import torch
 
-from outblas.core.artifact import example
-from outblas.core.problem import Problem
+from outblas.call.artifact import example
+from outblas.call.problem import Problem
 
 
 def huge(M: int, N: int, K: int, *batch: int) -> Problem:

@@ -15,8 +15,8 @@ from outblas.autotune.store.records import BestConfig, Gpu
 from outblas.autotune.store.store import Store
 from outblas.base import registry
 from outblas.base.configs import to_text
-from outblas.core.problem import Problem, problem
-from outblas.runtime import launcher
+from outblas.call import launcher
+from outblas.call.problem import Problem, problem
 
 DEVICE = torch.device("cuda", 0)
 

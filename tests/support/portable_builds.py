@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from outblas.core.problem import Problem, problem
+from outblas.call.problem import Problem, problem
 from outblas.inspect import machine_code
 from outblas.kernels.portable import Config, choose, compile_for
 from outblas.kernels.portable_config import uses_fma

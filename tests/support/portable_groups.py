@@ -5,8 +5,8 @@ from typing import Any
 import triton
 
 from outblas.base.compat.triton_private import ASTSource, CompiledKernel, GPUTarget
-from outblas.core.epilogue import EPILOGUE_ARGS
-from outblas.core.grouped import GroupedProblem, GroupedTensors
+from outblas.call.epilogue import EPILOGUE_ARGS
+from outblas.call.grouped import GroupedProblem, GroupedTensors
 from outblas.device import language, launch
 from outblas.kernels import grouped
 from outblas.kernels.grouped_device import GroupedPointers

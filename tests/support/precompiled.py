@@ -17,12 +17,12 @@ from outblas.autotune import automatic
 from outblas.autotune.measure.compile_pool import default_workers
 from outblas.base import registry
 from outblas.base.configs import from_text, to_text
-from outblas.core.problem import Problem, problem
+from outblas.call import default_kernel
+from outblas.call.problem import Problem, problem
 from outblas.hopper import gemm
 from outblas.hopper.gemm import heuristic
 from outblas.hopper.gemm.variant import example_variant
 from outblas.hopper.parts.config import HopperConfig
-from outblas.runtime import default_kernel
 from outblas.verify.call import prepare
 from outblas.verify.cases import Case
 

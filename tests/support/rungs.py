@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from outblas.base import registry
-from outblas.core.artifact import example
-from outblas.core.problem import Problem
+from outblas.call.artifact import example
+from outblas.call.problem import Problem
 from outblas.kernels.simt_config import SimtConfig, invalid_reason
 
 NAMES = [kernel.name for kernel in registry.ladder("simt")]

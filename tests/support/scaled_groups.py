@@ -2,8 +2,8 @@
 
 import torch
 
-from outblas.core.epilogue import glu_split
-from outblas.core.grouped import Form
+from outblas.call.epilogue import glu_split
+from outblas.call.grouped import Form
 
 from .fp8 import E4M3
 from .grouped_calls import BLOCK, GroupedCall

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from outblas.runtime.dispatch import Call, Plan
+from outblas.call.dispatch import Call, Plan
 
 from . import fp8
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 import outblas
-from outblas.core import quantization
-from outblas.core.epilogue import EpilogueArgs, glu_split
-from outblas.core.problem import problem as describe
+from outblas.call import quantization
+from outblas.call.epilogue import EpilogueArgs, glu_split
+from outblas.call.problem import problem as describe
 from outblas.hopper import gemm
 from outblas.torch_ops import eager_scaled
 

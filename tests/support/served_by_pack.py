@@ -20,7 +20,7 @@ from outblas.device.triton_variant import Kept, TritonVariant
 from outblas.base import machines, pack
 from outblas.hopper.parts import compile
 from outblas.packing import build
-from outblas.core.products import parse_line
+from outblas.call.products import parse_line
 
 def never(*given, **options):
     raise AssertionError("something was compiled")

@@ -15,7 +15,7 @@ from outblas.autotune import Strategy
 from outblas.base.configs import to_text
 from outblas.base.machines import Machine
 from outblas.base.space import Space
-from outblas.core.problem import Launch, Problem
+from outblas.call.problem import Launch, Problem
 from outblas.kernels import portable
 from outblas.kernels.portable import Config, precompile, unsupported
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from outblas import addmm, linear, matmul
-from outblas.core.epilogue import apply
-from outblas.core.problem import Launch, Problem
+from outblas.call.epilogue import apply
+from outblas.call.problem import Launch, Problem
 from outblas.kernels import portable
 
 Tensor = torch.Tensor

@@ -28,7 +28,7 @@ def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_pair_can_be_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    from outblas.runtime import launcher
+    from outblas.call import launcher
 
     monkeypatch.setattr(launcher, "no_kernel_reason", launcher.no_kernel_reason)
     monkeypatch.setattr(launcher, "best_launcher", launcher.best_launcher)

@@ -15,7 +15,7 @@ import torch
 from support.recorded_code import ENTRIES, IN_CI, RECORDED, is_hopper, variant
 
 from outblas.base.configs import from_text
-from outblas.core.artifact import example
+from outblas.call.artifact import example
 from outblas.hopper import gemm
 from tools import machine_code
 from tools.machine_code import KernelVariant, compare, differences, problem, uncovered

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import outblas
 from outblas import accumulate_gradients
-from outblas.core.context_flag import accumulation as context_flag
+from outblas.call.context_flag import accumulation as context_flag
 from outblas.torch_ops import accumulation, linear
 
 pytest_plugins = ("support.eager_fixtures",)

@@ -6,7 +6,7 @@ import torch
 from support.gradients import COLD_THEN_WARM
 
 from outblas import matmul
-from outblas.core.epilogue import ACTIVATIONS, GATED, Activation
+from outblas.call.epilogue import ACTIVATIONS, GATED, Activation
 from outblas.kernels import activation as kernels
 from outblas.kernels import passes
 from outblas.torch_ops import activation_backward, ops

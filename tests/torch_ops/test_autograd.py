@@ -22,8 +22,8 @@ from support.gradients import (
 from torch.autograd import forward_ad
 
 from outblas import FallbackWarning, addmm, batch_invariant, linear, matmul
-from outblas.core import invariance
-from outblas.core.epilogue import Activation, apply
+from outblas.call import invariance
+from outblas.call.epilogue import Activation, apply
 from outblas.torch_ops import autograd, autograd_levels, ops
 
 pytest_plugins = ("support.eager_fixtures",)

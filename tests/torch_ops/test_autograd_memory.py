@@ -9,8 +9,8 @@ import torch
 from support.gradients import COLD_THEN_WARM, stored_gradient
 
 from outblas import addmm, linear, matmul
-from outblas.core.epilogue import Activation
-from outblas.runtime import dispatch
+from outblas.call import dispatch
+from outblas.call.epilogue import Activation
 from outblas.torch_ops import ops
 
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")

@@ -12,7 +12,7 @@ import torch
 from support.warm_calls import SHORT_WAY_CALLS, A, B, C, assert_short_way, product, warm
 
 from outblas import FallbackWarning, addmm, linear, matmul
-from outblas.runtime import dispatch, launcher
+from outblas.call import dispatch, launcher
 
 pytest_plugins = ("support.eager_fixtures",)
 pytestmark = [

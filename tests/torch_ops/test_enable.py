@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 import outblas
 from outblas.base.compiling import CompileForbidden
-from outblas.runtime import dispatch, hooks, launcher
+from outblas.call import dispatch, hooks, launcher
 from outblas.torch_ops import aten, aten_choice
 from outblas.torch_ops.aten import Enabled, Product, Rules
 

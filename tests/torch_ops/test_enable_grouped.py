@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 
 import outblas
+from outblas.call import dispatch
 from outblas.kernels import grouped as portable
-from outblas.runtime import dispatch
 from outblas.torch_ops import aten, grouped_mm
 from outblas.torch_ops.aten import Enabled, Product, Rules
 from outblas.torch_ops.aten_grouped import SLOWER, padded_strides, slower_reason

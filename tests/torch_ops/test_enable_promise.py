@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import outblas
-from outblas.runtime import fallback
+from outblas.call import fallback
 from outblas.torch_ops import aten
 from outblas.torch_ops.aten import Rules
 

@@ -14,7 +14,7 @@ from support.scaled_plans import Planned, outcome
 from torch.nn import functional as F
 
 import outblas
-from outblas.runtime import dispatch
+from outblas.call import dispatch
 from outblas.torch_ops import aten, scaled_operator
 from outblas.torch_ops.aten import Enabled, Rules
 from outblas.torch_ops.aten_scaled import scales_of

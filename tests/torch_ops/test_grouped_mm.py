@@ -28,13 +28,13 @@ from support.grouped_calls import (
 )
 
 import outblas
+from outblas.base import gpus
 from outblas.base.compiling import CompileForbidden
-from outblas.core import grouped
-from outblas.core.epilogue import ACTIVATIONS, GATED
-from outblas.core.errors import OperandError
-from outblas.core.grouped import NO_TENSORS, Form
+from outblas.call import dispatch, grouped
+from outblas.call.epilogue import ACTIVATIONS, GATED
+from outblas.call.errors import OperandError
+from outblas.call.grouped import NO_TENSORS, Form
 from outblas.kernels import grouped as portable
-from outblas.runtime import dispatch
 from outblas.torch_ops import grouped_mm
 
 Tensor = torch.Tensor
@@ -492,7 +492,7 @@ def test_a_kernel_is_loaded_on_the_device_of_the_tensors(monkeypatch: pytest.Mon
     call = guarded(draw("ragged_m", dtype=torch.float32))
     monkeypatch.setattr(portable, "_loaded", set())
     monkeypatch.setattr(portable.compiling, "check_allowed", lambda name: None)
-    monkeypatch.setattr(portable.launch, "arch_of", lambda device: 90)
+    monkeypatch.setattr(gpus, "arch_of", lambda device: 90)
     monkeypatch.setitem(portable._KERNELS, "ragged_m", MagicMock())
     monkeypatch.setattr(torch.cuda, "device", within)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

@@ -8,7 +8,7 @@ import torch
 from support.grouped_calls import ENDS, EXTENT, check_equal, draw, empty_aux
 
 import outblas
-from outblas.core.errors import OperandError
+from outblas.call.errors import OperandError
 
 Tensor = torch.Tensor
 

@@ -11,7 +11,7 @@ import torch
 from support.grouped_calls import ENDS, EXTENT, FLOATING, FORMS, GroupedCall, draw, subsets
 
 import outblas
-from outblas.core.grouped import Form
+from outblas.call.grouped import Form
 from outblas.torch_ops import ops
 
 Tensor = torch.Tensor

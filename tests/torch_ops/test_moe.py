@@ -8,8 +8,8 @@ import torch
 
 import outblas
 from outblas.base.compiling import CompileForbidden
-from outblas.core.epilogue import ACTIVATIONS, GATED, Activation, apply
-from outblas.core.errors import OperandError
+from outblas.call.epilogue import ACTIVATIONS, GATED, Activation, apply
+from outblas.call.errors import OperandError
 from outblas.kernels import moe as kernels
 from outblas.torch_ops import moe
 

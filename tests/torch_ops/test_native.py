@@ -17,10 +17,9 @@ from support.warm_calls import stand_in_launcher
 
 import outblas
 from outblas import linear, matmul
-from outblas.core import ffi_call
-from outblas.core.ffi_call import FfiCall, FfiView
-from outblas.core.problem import Launch, Problem
-from outblas.runtime import dispatch, fallback, launcher
+from outblas.call import dispatch, fallback, ffi_call, launcher
+from outblas.call.ffi_call import FfiCall, FfiView
+from outblas.call.problem import Launch, Problem
 from outblas.torch_ops import aten, native
 
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")

@@ -20,8 +20,8 @@ from outblas import (
 )
 from outblas.base.compat.torch_private import dataclasses_are_constants
 from outblas.base.configs import to_text
+from outblas.call.dispatch import Call
 from outblas.kernels import portable
-from outblas.runtime.dispatch import Call
 from outblas.torch_ops import ops
 
 pytestmark = pytest.mark.filterwarnings(

@@ -16,10 +16,9 @@ import torch
 from support.fp8 import E4M3, E5M2
 
 import outblas
-from outblas.core import sm_carveout
-from outblas.core.grouped import NO_TENSORS, GroupedTensors
+from outblas.call import dispatch, sm_carveout
+from outblas.call.grouped import NO_TENSORS, GroupedTensors
 from outblas.kernels import portable
-from outblas.runtime import dispatch
 from outblas.torch_ops import aten, eager_scaled, grouped_plans, native
 from outblas.torch_ops.aten_grouped import Grouped
 from outblas.torch_ops.aten_scaled import Scaled

@@ -12,8 +12,8 @@ from torch.nn.functional import ScalingType
 
 from outblas import OperandError, quantize
 from outblas.base.compiling import CompileForbidden
-from outblas.core.quantization import RECIPES, spread
-from outblas.runtime import hooks
+from outblas.call import hooks
+from outblas.call.quantization import RECIPES, spread
 from outblas.torch_ops import quantize as module
 
 Tensor = torch.Tensor

@@ -12,10 +12,10 @@ from support.grouped_calls import GroupedCall, check_close, check_equal, guarded
 from support.scaled_groups import FORMS, blocks, draw, scales
 
 import outblas
-from outblas.core.errors import OperandError
-from outblas.core.grouped import Form
+from outblas.call import dispatch
+from outblas.call.errors import OperandError
+from outblas.call.grouped import Form
 from outblas.kernels import grouped as portable
-from outblas.runtime import dispatch
 
 Tensor = torch.Tensor
 

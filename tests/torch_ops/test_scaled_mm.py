@@ -12,8 +12,8 @@ from support.scaled_plans import product_of_pairs
 from torch.nn import functional
 
 from outblas import OperandError, scaled_mm
-from outblas.core.epilogue import ACTIVATIONS, GATED, Activation, apply
-from outblas.runtime import dispatch, launcher
+from outblas.call import dispatch, launcher
+from outblas.call.epilogue import ACTIVATIONS, GATED, Activation, apply
 from outblas.torch_ops import block_scales, eager_scaled, scaled_operator
 from outblas.torch_ops import scaled_mm as module
 

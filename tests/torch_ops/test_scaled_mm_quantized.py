@@ -14,11 +14,11 @@ from torch.nn.functional import ScalingType
 from outblas import OperandError, quantize, scaled_mm
 from outblas.base import registry
 from outblas.base.compiling import CompileForbidden
-from outblas.core.epilogue import ACTIVATIONS, GATED, apply
-from outblas.core.problem import Problem
+from outblas.call import dispatch, launcher
+from outblas.call.default_kernel import PRODUCTION
+from outblas.call.epilogue import ACTIVATIONS, GATED, apply
+from outblas.call.problem import Problem
 from outblas.device import launch
-from outblas.runtime import dispatch, launcher
-from outblas.runtime.default_kernel import PRODUCTION
 from outblas.torch_ops import scaled_mm as module
 from outblas.torch_ops import scaled_operator, scaled_output
 

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 import outblas
 from outblas import FallbackWarning, addmm, linear, matmul
-from outblas.core import invariance
+from outblas.call import invariance
 
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 

@@ -13,14 +13,14 @@ from support.rungs import problem, rung
 from support.shared_compiles import Store
 from support.turing_rungs import BF16, FP16, FP32, valid_configs
 
-from outblas.base import machines, registry
+from outblas.base import gpus, machines, registry
 from outblas.base.configs import from_text
-from outblas.core.problem import Problem
-from outblas.device import cubin, gluon, launch
+from outblas.call import default_kernel
+from outblas.call.problem import Problem
+from outblas.device import cubin, gluon
 from outblas.device import rung as device_rung
 from outblas.device.triton_variant import TritonVariant
 from outblas.inspect import inspect
-from outblas.runtime import default_kernel
 from outblas.turing.config import TuringConfig, invalid_reason
 
 SQUARE = (4096, 4096, 4096)
@@ -203,8 +203,8 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
         monkeypatch.setattr(torch.version, "cuda", "13.0")
-        monkeypatch.setattr(launch, "sm_count", lambda _: machine.sms)
-        monkeypatch.setattr(launch, "shared_memory_limit", lambda _: machine.shared_memory_per_cta)
+        monkeypatch.setattr(gpus, "sm_count", lambda _: machine.sms)
+        monkeypatch.setattr(gpus, "shared_memory_limit", lambda _: machine.shared_memory_per_cta)
 
     return make
 

@@ -19,8 +19,8 @@ from triton.experimental.gluon import language as gl
 
 from outblas.base import configs, registry
 from outblas.base.shapes import to_text
-from outblas.core.artifact import example
-from outblas.core.problem import Problem
+from outblas.call.artifact import example
+from outblas.call.problem import Problem
 from outblas.device.access import Shared, k_block_reads
 from outblas.device.gluon import registers
 from outblas.device.triton_variant import TritonVariant

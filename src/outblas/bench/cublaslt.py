@@ -17,7 +17,7 @@ import torch
 from outblas.bench import burst, schedule, turn
 from outblas.bench.clock import Clock
 from outblas.bench.statistics import BURST_TOLERANCE, ratio
-from outblas.runtime.dispatch import tf32_requested
+from outblas.call.dispatch import tf32_requested
 from outblas.verify.kernels import Refused
 
 Tensor = torch.Tensor

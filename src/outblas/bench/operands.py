@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 
 from outblas.base.shapes import Shape
-from outblas.core import quantization
-from outblas.core.fp8 import BLOCK
+from outblas.call import quantization
+from outblas.call.fp8 import BLOCK
 from outblas.torch_ops.quantize import quantize
 
 Tensor = torch.Tensor

@@ -17,9 +17,9 @@ import torch
 from outblas.base.compat.torch_private import scaled_mm as cublas_scaled_mm
 from outblas.base.shapes import Shape
 from outblas.bench.operands import K_MULTIPLE, BlockScaled, block_scaled, by_columns, normal
-from outblas.core.epilogue import FUNCTIONS, GATED, apply, glu_split
-from outblas.core.fp8 import BLOCK
-from outblas.core.steps import NO_STEPS, Steps
+from outblas.call.epilogue import FUNCTIONS, GATED, apply, glu_split
+from outblas.call.fp8 import BLOCK
+from outblas.call.steps import NO_STEPS, Steps
 from outblas.verify.oracle import ulp
 
 Tensor = torch.Tensor

@@ -14,7 +14,7 @@ from outblas.bench import cublaslt, deepgemm
 from outblas.bench.operation import OPERANDS, Extras, Operation
 from outblas.bench.record import BASE, BEST
 from outblas.bench.tasks import GroupedCase
-from outblas.runtime import launcher
+from outblas.call import launcher
 from outblas.verify.cases import Case
 from outblas.verify.kernels import Refused
 from outblas.verify.oracle import ORACLES

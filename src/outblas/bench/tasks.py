@@ -27,7 +27,7 @@ from outblas.bench.operation import (
     operand_dtype,
     wrong_elements,
 )
-from outblas.core.fp8 import BLOCK
+from outblas.call.fp8 import BLOCK
 from outblas.verify.call import CHUNK
 from outblas.verify.cases import Case
 from outblas.verify.oracle import integer_ranges

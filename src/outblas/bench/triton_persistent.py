@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from outblas.device.launch import sm_count
+from outblas.base.gpus import sm_count
 from outblas.verify.kernels import Refused
 
 Tensor = torch.Tensor

@@ -135,7 +135,7 @@ def bench(
     from outblas.bench.campaign import ROUNDS, Campaign
     from outblas.bench.operation import Operation
     from outblas.bench.record import MODES
-    from outblas.core.steps import Steps
+    from outblas.call.steps import Steps
 
     is_grouped = op == "grouped"
     peers: Any = grouped_providers if is_grouped else providers

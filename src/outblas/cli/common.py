@@ -213,7 +213,7 @@ def check_one_of(option: str, value: str, allowed: Sequence[str]) -> None:
 
 def check_runs(kernel: Kernel, device: torch.device) -> None:
     """Raises ValueError for a kernel that the device rules out."""
-    from outblas.runtime import launcher
+    from outblas.call import launcher
 
     if reason := launcher.unsupported_device_reason(kernel, device):
         raise ValueError(f"kernel {kernel.name!r} {reason}")

@@ -124,7 +124,7 @@ def _runs(kernel: registry.Kernel) -> str:
     """Where a kernel runs on this machine, or what it lacks."""
     import torch
 
-    from outblas.runtime import launcher
+    from outblas.call import launcher
 
     try:
         registry.load(kernel.name)

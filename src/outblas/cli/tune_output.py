@@ -52,7 +52,7 @@ def default_kernels(arch: int, workload: Workload) -> list[str]:
     the CPU.
     """
     from outblas.autotune.search.prune import with_epilogues
-    from outblas.runtime.default_kernel import candidates
+    from outblas.call.default_kernel import candidates
 
     names = list(candidates(arch, workload.dtype)) if arch else ["portable"]
     return with_epilogues(names) if workload.epilogue else names
@@ -158,7 +158,7 @@ def _explanation(index: TuningIndex, workload: Workload, mode: str) -> dict[str,
     from outblas.autotune import named_configs
     from outblas.autotune.lookup import is_faster
     from outblas.autotune.search import prune
-    from outblas.runtime import default_kernel, launcher
+    from outblas.call import default_kernel, launcher
 
     gpu, looks_up = index.gpu, mode != "off"
     only_faster = workload.operand_dtype == "float32" and mode != "on"

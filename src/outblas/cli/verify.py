@@ -73,7 +73,7 @@ def verify(
     """
     import torch
 
-    from outblas.runtime import launcher
+    from outblas.call import launcher
 
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")

@@ -6,9 +6,9 @@ import itertools
 from dataclasses import dataclass
 from typing import Protocol
 
-from outblas.core.epilogue import EPILOGUE_ARGS
-from outblas.core.problem import Problem
-from outblas.core.tensor_memory import span
+from outblas.call.epilogue import EPILOGUE_ARGS
+from outblas.call.problem import Problem
+from outblas.call.tensor_memory import span
 
 INT32_MAX = 2**31 - 1
 MAX_PROGRAMS = 2**31 - 1  # CTAs per launch

@@ -6,8 +6,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outblas.core.problem import Problem, Strides
-from outblas.core.tensor_memory import LINE
+from outblas.call.problem import Problem, Strides
+from outblas.call.tensor_memory import LINE
 from outblas.device.raster import PAD
 
 CHUNKS = 32  # maximum number of chunks into which K is cut

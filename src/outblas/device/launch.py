@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import torch
 
-from outblas.core.epilogue import EPILOGUE_ARGS, NONE, View
-from outblas.core.problem import Launch, Problem, dtype_name
+from outblas.call.epilogue import EPILOGUE_ARGS, NONE, View
+from outblas.call.problem import WIDEST, Launch, Problem, dtype_name
 from outblas.device.grid import INT32_MAX, Chunk, kept_dims
 from outblas.device.records import (
     EpilogueRefs,
@@ -29,7 +29,6 @@ from outblas.device.records import (
 Tensor = torch.Tensor
 Path = tuple[int, ...]  # positions that lead to an argument, or into a tuple
 
-WIDEST = 16  # bytes of the widest load or store
 TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 
 
@@ -56,23 +55,6 @@ class Specialization:
             "enable_fp_fusion": True,
             "sanitize_overflow": False,  # offsets of masked lanes wrap
         }
-
-
-def vector(problem: Problem, operand: str) -> int:
-    """Returns the number of elements (a power of two, at most 16 bytes) that one load of operand
-    "a" or "b" can move in every row.
-    """
-    strides, extents = (
-        (problem.a, (problem.M, problem.K))
-        if operand == "a"
-        else (problem.b, (problem.K, problem.N))
-    )
-    if 1 not in strides[-2:]:
-        return 1
-    unit = -1 if strides[-1] == 1 else -2
-    others = [stride for i, stride in enumerate(strides, start=-len(strides)) if i != unit]
-    alignment = min(problem.alignment["ab".index(operand)], WIDEST) // problem.dtype.itemsize
-    return math.gcd(max(alignment, 1), extents[unit], *others)
 
 
 def contiguous(problem: Problem, operand: str) -> str:
@@ -343,19 +325,3 @@ def readable_name(specialization: Any) -> str:
     tile = specialization.constants["TILE"]
     dtype = specialization.signature["a"].removeprefix("*")
     return f"outblas_{tile.name}_{tile.block_m}x{tile.block_n}x{tile.block_k}_{dtype}"
-
-
-def arch_of(device: torch.device) -> int:
-    """Returns the compute capability of a device as a number: 90 for sm_90."""
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
-
-
-def sm_count(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-def shared_memory_limit(device: torch.device) -> int:
-    """Returns the bytes of shared memory that a CTA may request."""
-    properties = torch.cuda.get_device_properties(device)
-    return int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]

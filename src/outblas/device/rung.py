@@ -8,13 +8,13 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 
-from outblas.base import compiling, machines
+from outblas.base import compiling, gpus, machines
 from outblas.base.configs import mistyped, unread_reason
 from outblas.base.registry import Kernel
 from outblas.base.space import Axes, Footprint, Space
-from outblas.core.artifact import Artifact, example
-from outblas.core.epilogue import NONE
-from outblas.core.problem import Launch, Problem, dtype_name
+from outblas.call.artifact import Artifact, example
+from outblas.call.epilogue import NONE
+from outblas.call.problem import Launch, Problem, dtype_name
 from outblas.device import gluon, launch, triton_artifact
 from outblas.device.cubin import kernel_of
 from outblas.device.grid import MAX_PROGRAMS, Tile, chunks_of, tiles
@@ -156,9 +156,9 @@ class Rung(ABC, Generic[C]):
             return reason
         if problem.device.type != "cuda":
             return f"needs CUDA tensors, but was given tensors on {problem.device}"
-        limit = launch.shared_memory_limit(problem.device)
-        chosen = config or self.default(problem, launch.sm_count(problem.device), limit)
-        return self._unsupported_config(problem, chosen, launch.arch_of(problem.device), limit)
+        limit = gpus.shared_memory_limit(problem.device)
+        chosen = config or self.default(problem, gpus.sm_count(problem.device), limit)
+        return self._unsupported_config(problem, chosen, gpus.arch_of(problem.device), limit)
 
     def _unsupported_config(self, problem: Problem, config: C, arch: int, limit: int) -> str | None:
         if reason := self._invalid(config, limit):
@@ -184,9 +184,9 @@ class Rung(ABC, Generic[C]):
             raise ValueError(f"kernel {self.kernel.name!r}: {reason}")
         device = problem.device
         config = config or self.default(
-            problem, launch.sm_count(device), launch.shared_memory_limit(device)
+            problem, gpus.sm_count(device), gpus.shared_memory_limit(device)
         )
-        arch = launch.arch_of(device)
+        arch = gpus.arch_of(device)
         constants = self.constants(config, problem, arch)
         with torch.cuda.device(device):
             compiled = self._compiled(config, problem, constants, arch, torch.cuda.current_device())

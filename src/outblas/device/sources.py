@@ -5,15 +5,15 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from outblas import base, core
+from outblas import base, call
 from outblas.base import cache
 
 
 def fingerprint(*modules: ModuleType) -> str:
     """Returns a digest that changes with any source file in the folders of these modules, of
-    `device`, `core` and `base`.
+    `device`, `call` and `base`.
     """
-    folders = {folder(module) for module in (*modules, base, core, sys.modules[__name__])}
+    folders = {folder(module) for module in (*modules, base, call, sys.modules[__name__])}
     return _digest(tuple(sorted(folders)))
 
 

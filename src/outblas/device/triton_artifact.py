@@ -12,8 +12,8 @@ from triton.experimental.gluon import language as gl
 from outblas.base import forks
 from outblas.base.compat.triton_private import CompiledKernel, assemble
 from outblas.base.configs import to_text
-from outblas.core.artifact import Artifact, cta_threads
-from outblas.core.problem import dtype_name
+from outblas.call.artifact import Artifact, cta_threads
+from outblas.call.problem import dtype_name
 
 _TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
 _lock = forks.Lock(held=True)  # held, because standard output is redirected for every thread

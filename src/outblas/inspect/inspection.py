@@ -14,7 +14,7 @@ from outblas.inspect import machine_code, roofline, sass
 from outblas.inspect.occupancy import occupancy
 
 if TYPE_CHECKING:
-    from outblas.core.artifact import Artifact
+    from outblas.call.artifact import Artifact
 
 ARCHS = (75, 80, 90)
 # The fields that an artifact, or its machine code, has too.

@@ -18,14 +18,14 @@ from outblas.base import cache, configs, machines, pack, registry
 from outblas.base.facts import Facts
 from outblas.base.machines import Machine
 from outblas.base.ownership import Untrusted, shown
-from outblas.core.problem import Problem
-from outblas.core.products import Products, parse_line
+from outblas.call import default_kernel, launcher
+from outblas.call.default_kernel import PRODUCTION
+from outblas.call.launcher import PORTABLE
+from outblas.call.problem import Problem
+from outblas.call.products import Products, parse_line
 from outblas.device.triton_variant import TritonVariant
 from outblas.packing import examples, triton_kernels
 from outblas.packing.products import parse_file
-from outblas.runtime import default_kernel, launcher
-from outblas.runtime.default_kernel import PRODUCTION
-from outblas.runtime.launcher import PORTABLE
 
 if TYPE_CHECKING:
     from outblas.autotune.lookup import TuningIndex

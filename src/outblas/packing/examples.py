@@ -7,17 +7,16 @@ from dataclasses import replace
 
 import torch
 
-from outblas.core import grouped, quantization
-from outblas.core import problem as operands
-from outblas.core.artifact import example
-from outblas.core.epilogue import EpilogueArgs, glu_split
-from outblas.core.grouped import GroupedProblem, GroupedTensors
-from outblas.core.problem import Problem, Strides
-from outblas.core.product_groups import Groups
-from outblas.core.products import TF32, Products
-from outblas.core.scaling import BY_ROWS, FP8_DTYPES, Scaling
-from outblas.runtime import dispatch
-from outblas.runtime.recorded_scaling import TERMS
+from outblas.call import dispatch, grouped, quantization
+from outblas.call import problem as operands
+from outblas.call.artifact import example
+from outblas.call.epilogue import EpilogueArgs, glu_split
+from outblas.call.grouped import GroupedProblem, GroupedTensors
+from outblas.call.problem import Problem, Strides
+from outblas.call.product_groups import Groups
+from outblas.call.products import TF32, Products
+from outblas.call.recorded_scaling import TERMS
+from outblas.call.scaling import BY_ROWS, FP8_DTYPES, Scaling
 from outblas.torch_ops import scaled_operator, scaled_output
 
 Tensor = torch.Tensor

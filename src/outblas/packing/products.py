@@ -10,12 +10,12 @@ from typing import Any
 
 from outblas.base import ownership
 from outblas.base.shapes import HEADS, LAYERS
-from outblas.core.fp8 import BLOCK
-from outblas.core.grouped import GATHERING_COLUMNS
-from outblas.core.product_groups import Groups
-from outblas.core.products import DTYPES, Products, parse_line, parse_rows
-from outblas.core.scaling import Scaling
-from outblas.core.steps import GATED, Steps
+from outblas.call.fp8 import BLOCK
+from outblas.call.grouped import GATHERING_COLUMNS
+from outblas.call.product_groups import Groups
+from outblas.call.products import DTYPES, Products, parse_line, parse_rows
+from outblas.call.scaling import Scaling
+from outblas.call.steps import GATED, Steps
 
 Rows = tuple[tuple[int, int], ...]
 Size = tuple[int, int]  # N and K

@@ -9,9 +9,9 @@ import torch
 
 from outblas.base import configs, registry
 from outblas.base.machines import Machine
-from outblas.core.problem import Problem
-from outblas.core.products import DTYPES, Products
-from outblas.core.quantization import RECIPES
+from outblas.call.problem import Problem
+from outblas.call.products import DTYPES, Products
+from outblas.call.quantization import RECIPES
 from outblas.device.triton_variant import TritonVariant
 
 Shape = tuple[int, ...]

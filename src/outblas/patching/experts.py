@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from outblas.core.epilogue import gated_name
-from outblas.core.problem import DTYPES
+from outblas.call.epilogue import gated_name
+from outblas.call.problem import DTYPES
 from outblas.patching import replaced
 from outblas.patching.functions import PLAIN, function_of, tensor_of, unusual
 from outblas.torch_ops.call import is_autocast

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from outblas.core.errors import OperandError
-from outblas.core.fp8 import BLOCK
-from outblas.core.problem import DTYPES
+from outblas.call.errors import OperandError
+from outblas.call.fp8 import BLOCK
+from outblas.call.problem import DTYPES
 from outblas.fp8 import check, product
 from outblas.patching import replaced
 from outblas.patching.functions import PLAIN, tensor_of

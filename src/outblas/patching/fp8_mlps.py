@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from outblas.core.fp8 import BLOCK
-from outblas.core.problem import DTYPES
+from outblas.call.fp8 import BLOCK
+from outblas.call.problem import DTYPES
 from outblas.patching import fp8_linears, fusion, gated, replaced
 from outblas.patching.fp8_linears import FP8Layer
 from outblas.patching.functions import computes

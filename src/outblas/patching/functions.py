@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from outblas.base.compat.torch_private import FakeTensor, FunctionalTensor, any_global_hook
-from outblas.core.problem import DTYPES
+from outblas.call.problem import DTYPES
 from outblas.patching import replaced
 
 Module = torch.nn.Module

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from outblas.core.epilogue import gated_name
+from outblas.call.epilogue import gated_name
 from outblas.patching import gated, replaced
 from outblas.patching.activated import Activated
 from outblas.patching.functions import function_of, has_hooks

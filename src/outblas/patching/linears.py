@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from outblas.core.quantization import FORMATS
+from outblas.call.quantization import FORMATS
 from outblas.fp8 import FP8Linear
 from outblas.patching import fp8_linears
 from outblas.patching.functions import tensor_of, unusual

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from outblas.base.compat.torch_private import has_gradient_hooks, will_accumulate
-from outblas.core.errors import OperandError
+from outblas.call.errors import OperandError
 from outblas.torch_ops import eager, ops
 from outblas.torch_ops.call import OperatorChoice, has_address
 

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from outblas.base.compat.torch_private import below_autograd, from_below
 from outblas.base.compiling import CompileForbidden
-from outblas.core.epilogue import ACTIVATIONS, FUNCTIONS, GATED, glu_split
-from outblas.core.errors import OperandError
-from outblas.core.problem import DTYPES
-from outblas.core.sizes import are_equal, holds
-from outblas.runtime import fallback, hooks
+from outblas.call import fallback, hooks
+from outblas.call.epilogue import ACTIVATIONS, FUNCTIONS, GATED, glu_split
+from outblas.call.errors import OperandError
+from outblas.call.problem import DTYPES
+from outblas.call.sizes import are_equal, holds
 from outblas.torch_ops import ops
 from outblas.torch_ops.autograd_levels import has_tangent, requires_grad, unobserved
 from outblas.torch_ops.call import has_address

@@ -16,7 +16,7 @@ from types import TracebackType
 
 import torch
 
-from outblas.runtime import fallback
+from outblas.call import fallback
 from outblas.torch_ops import native
 from outblas.torch_ops.aten_calls import OURS, Active, activate, lock
 from outblas.torch_ops.aten_operators import OVERRIDES, REFUSED

@@ -11,14 +11,13 @@ import torch
 
 from outblas.base import forks
 from outblas.base.compat.torch_private import tensor_guard
-from outblas.core import invariance
-from outblas.core.epilogue import EpilogueArgs
-from outblas.core.errors import OperandError
-from outblas.core.sm_carveout import reserved
-from outblas.core.tensor_memory import LINE
-from outblas.core.tensor_memory import read_address as _address
-from outblas.runtime import dispatch
-from outblas.runtime.dispatch import Call
+from outblas.call import dispatch, invariance
+from outblas.call.dispatch import Call
+from outblas.call.epilogue import EpilogueArgs
+from outblas.call.errors import OperandError
+from outblas.call.sm_carveout import reserved
+from outblas.call.tensor_memory import LINE
+from outblas.call.tensor_memory import read_address as _address
 from outblas.torch_ops import native
 from outblas.torch_ops.aten_choice import IN_CAPTURE, choose, choose_grouped, choose_scaled
 from outblas.torch_ops.aten_grouped import NOT_INVARIANT as GROUPED_NOT_INVARIANT

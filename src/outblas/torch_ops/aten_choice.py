@@ -2,10 +2,10 @@
 
 from outblas.base import registry
 from outblas.base.cuda_graphs import capturing
-from outblas.core.errors import OperandError
-from outblas.core.problem import Problem
-from outblas.runtime import dispatch, fallback, hooks, launcher
-from outblas.runtime.dispatch import Call
+from outblas.call import dispatch, fallback, hooks, launcher
+from outblas.call.dispatch import Call
+from outblas.call.errors import OperandError
+from outblas.call.problem import Problem
 from outblas.torch_ops.aten_grouped import Grouped, kernels_for, refusal
 from outblas.torch_ops.aten_rules import BATCHED, GROUPED, Product, Rules, unwanted_reason
 from outblas.torch_ops.aten_scaled import OPERATOR as SCALED

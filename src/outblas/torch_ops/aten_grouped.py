@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 import torch
 
 from outblas.base.compat.torch_private import current_device as _current_device
-from outblas.core import grouped
-from outblas.core.errors import OperandError
-from outblas.core.grouped import NO_TENSORS, Form, GroupedProblem
-from outblas.core.tensor_memory import read_address
-from outblas.runtime import recorded_shapes
-from outblas.runtime.dispatch import Plan
-from outblas.runtime.hooks import GroupedKernels
+from outblas.call import grouped, recorded_shapes
+from outblas.call.dispatch import Plan
+from outblas.call.errors import OperandError
+from outblas.call.grouped import NO_TENSORS, Form, GroupedProblem
+from outblas.call.hooks import GroupedKernels
+from outblas.call.tensor_memory import read_address
 from outblas.torch_ops import grouped_mm
 from outblas.torch_ops.aten_rules import GROUPED, Product, Rules
 

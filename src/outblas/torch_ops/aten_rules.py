@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 
 from outblas.base import registry
-from outblas.core import problem as operands
-from outblas.core.context_flag import check_bool
+from outblas.call import problem as operands
+from outblas.call.context_flag import check_bool
 from outblas.torch_ops.aten_scaled import DTYPES as FP8
 from outblas.torch_ops.aten_scaled import NOT_INVARIANT
 

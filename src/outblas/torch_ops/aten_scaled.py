@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from outblas.core.epilogue import EpilogueArgs
-from outblas.core.errors import OperandError
-from outblas.core.sm_carveout import reserved
-from outblas.core.tensor_memory import LINE, read_address
-from outblas.runtime.dispatch import Call, Plan
+from outblas.call.dispatch import Call, Plan
+from outblas.call.epilogue import EpilogueArgs
+from outblas.call.errors import OperandError
+from outblas.call.sm_carveout import reserved
+from outblas.call.tensor_memory import LINE, read_address
 from outblas.torch_ops import block_scales, eager_scaled, scaled_operator
 
 Tensor = torch.Tensor

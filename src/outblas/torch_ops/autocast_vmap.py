@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from outblas.base.compat.torch_private import AUTOCAST_KEYS, autocast_off
-from outblas.core.epilogue import GATED, apply
-from outblas.core.errors import OperandError
+from outblas.call.epilogue import GATED, apply
+from outblas.call.errors import OperandError
 from outblas.torch_ops import activation_backward, ops
 from outblas.torch_ops.schema import ARGUMENTS, library
 

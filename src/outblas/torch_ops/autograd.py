@@ -32,13 +32,12 @@ from outblas.base.compat.torch_private import (
     increment_version,
     version,
 )
-from outblas.core import invariance
-from outblas.core.epilogue import EpilogueArgs, apply
-from outblas.core.errors import OperandError
-from outblas.core.problem import dtype_name
-from outblas.core.sizes import is_one
-from outblas.runtime import fallback
-from outblas.runtime.dispatch import Plan
+from outblas.call import fallback, invariance
+from outblas.call.dispatch import Plan
+from outblas.call.epilogue import EpilogueArgs, apply
+from outblas.call.errors import OperandError
+from outblas.call.problem import dtype_name
+from outblas.call.sizes import is_one
 from outblas.torch_ops import eager, native, ops
 from outblas.torch_ops.activation_backward import activation_backward
 from outblas.torch_ops.autograd_levels import (

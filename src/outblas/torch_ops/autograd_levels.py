@@ -21,7 +21,7 @@ from outblas.base.compat.torch_private import (
 from outblas.base.compat.torch_private import dispatch_mode_count as _dispatch_modes
 from outblas.base.compat.torch_private import tracing_state as _tracing_state
 from outblas.base.compat.torch_private import transform_level as _level
-from outblas.core.errors import OperandError
+from outblas.call.errors import OperandError
 from outblas.torch_ops.schema import ARGUMENTS, library
 
 NOTHING_ELSE: Mapping[str, str] = {}  # arguments that messages name by another name

@@ -15,9 +15,9 @@ speed only:
 
 import torch
 
-from outblas.core import fp8
-from outblas.core.errors import OperandError
-from outblas.core.quantization import blocks
+from outblas.call import fp8
+from outblas.call.errors import OperandError
+from outblas.call.quantization import blocks
 
 Tensor = torch.Tensor
 

@@ -16,11 +16,11 @@ from outblas.base.compat.torch_private import (
     constant_to_dynamo,
     dataclasses_are_constants,
 )
-from outblas.core import problem
-from outblas.core.epilogue import ACTIVATIONS, EpilogueArgs
-from outblas.core.errors import A, B, OperandError
-from outblas.core.tensor_memory import read_address
-from outblas.runtime.default_kernel import MODES
+from outblas.call import problem
+from outblas.call.default_kernel import MODES
+from outblas.call.epilogue import ACTIVATIONS, EpilogueArgs
+from outblas.call.errors import A, B, OperandError
+from outblas.call.tensor_memory import read_address
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter

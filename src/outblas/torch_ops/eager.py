@@ -32,13 +32,13 @@ from outblas.base.compat.torch_private import increment_version as _increment_ve
 from outblas.base.compat.torch_private import modes_disabled as _modes_disabled
 from outblas.base.compat.torch_private import profiled as _profiled
 from outblas.base.cuda_graphs import capturing
-from outblas.core.epilogue import EpilogueArgs
-from outblas.core.invariance import flag as _invariance
-from outblas.core.problem import check_writable
-from outblas.core.sm_carveout import call_limit as _limit
-from outblas.core.tensor_memory import LINE, read_address
-from outblas.runtime import dispatch
-from outblas.runtime.dispatch import Call, Plan, tf32_requested
+from outblas.call import dispatch
+from outblas.call.dispatch import Call, Plan, tf32_requested
+from outblas.call.epilogue import EpilogueArgs
+from outblas.call.invariance import flag as _invariance
+from outblas.call.problem import check_writable
+from outblas.call.sm_carveout import call_limit as _limit
+from outblas.call.tensor_memory import LINE, read_address
 from outblas.torch_ops import native, ops
 from outblas.torch_ops.call import EagerChoice
 from outblas.torch_ops.flop_formulas import register_if_counted

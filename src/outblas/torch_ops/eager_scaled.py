@@ -15,13 +15,12 @@ from outblas.base.compat.torch_private import forward_levels as _forward_levels
 from outblas.base.compat.torch_private import function_mode_count as _function_modes
 from outblas.base.compat.torch_private import profiled as _profiled
 from outblas.base.compat.torch_private import tensor_guard
-from outblas.core import quantization
-from outblas.core.epilogue import glu_split
-from outblas.core.invariance import flag as _invariance
-from outblas.core.sm_carveout import reserved
-from outblas.core.tensor_memory import LINE, read_address
-from outblas.runtime import dispatch
-from outblas.runtime.dispatch import Call, Plan
+from outblas.call import dispatch, quantization
+from outblas.call.dispatch import Call, Plan
+from outblas.call.epilogue import glu_split
+from outblas.call.invariance import flag as _invariance
+from outblas.call.sm_carveout import reserved
+from outblas.call.tensor_memory import LINE, read_address
 from outblas.torch_ops import block_scales, quantize
 from outblas.torch_ops.eager import is_unobserved
 from outblas.torch_ops.flop_formulas import register_if_counted

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import torch
 
-from outblas.core.epilogue import composed
-from outblas.core.grouped import NO_TENSORS, Checked, Form, GroupedTensors, check_order
-from outblas.core.grouped_scales import spread
-from outblas.core.sm_carveout import kept_by_torch
+from outblas.call.epilogue import composed
+from outblas.call.grouped import NO_TENSORS, Checked, Form, GroupedTensors, check_order
+from outblas.call.grouped_scales import spread
+from outblas.call.sm_carveout import kept_by_torch
 
 Tensor = torch.Tensor
 

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import torch
 
 from outblas.base.compat.torch_private import from_below
-from outblas.core.epilogue import composed
-from outblas.core.errors import OperandError
-from outblas.core.grouped import NO_TENSORS, Form
-from outblas.core.sizes import is_certain
+from outblas.call.epilogue import composed
+from outblas.call.errors import OperandError
+from outblas.call.grouped import NO_TENSORS, Form
+from outblas.call.sizes import is_certain
 from outblas.torch_ops import grouped_plans, ops
 from outblas.torch_ops.autograd import gradient_of_x, without_gradients
 from outblas.torch_ops.autograd_levels import record_gradients, within_forward

@@ -16,11 +16,10 @@ from outblas.base.compat.torch_private import (
 )
 from outblas.base.compiling import CompileForbidden
 from outblas.base.cuda_graphs import capturing, not_ready
-from outblas.core import epilogue, grouped, invariance, problem
-from outblas.core.epilogue import Activation
-from outblas.core.grouped import NO_TENSORS, Checked, GroupedTensors
-from outblas.core.sm_carveout import limit, unlimited
-from outblas.runtime import fallback, hooks, recorded_shapes
+from outblas.call import epilogue, fallback, grouped, hooks, invariance, problem, recorded_shapes
+from outblas.call.epilogue import Activation
+from outblas.call.grouped import NO_TENSORS, Checked, GroupedTensors
+from outblas.call.sm_carveout import limit, unlimited
 from outblas.torch_ops import grouped_gradients, grouped_plans, ops
 from outblas.torch_ops.flop_formulas import register_if_counted
 from outblas.torch_ops.grouped_by_torch import by_torch

@@ -19,11 +19,10 @@ from outblas.base.compat.torch_private import function_mode_count as _function_m
 from outblas.base.compat.torch_private import profiled as _profiled
 from outblas.base.compat.torch_private import tensor_guard
 from outblas.base.compiling import CompileForbidden
-from outblas.core import grouped, invariance
-from outblas.core.grouped import NO_TENSORS, Checked, GroupedProblem, GroupedTensors
-from outblas.core.tensor_memory import read_address
-from outblas.runtime import dispatch
-from outblas.runtime.hooks import GroupedKernels
+from outblas.call import dispatch, grouped, invariance
+from outblas.call.grouped import NO_TENSORS, Checked, GroupedProblem, GroupedTensors
+from outblas.call.hooks import GroupedKernels
+from outblas.call.tensor_memory import read_address
 from outblas.torch_ops.eager import is_unobserved
 
 Tensor = torch.Tensor

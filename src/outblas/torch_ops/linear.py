@@ -24,14 +24,14 @@ from outblas.base.compat.torch_private import get_sm_carveout as _sm_carveout
 from outblas.base.compat.torch_private import increment_version as _increment_version
 from outblas.base.compat.torch_private import modes_disabled as _modes_disabled
 from outblas.base.compat.torch_private import profiled as _profiled
-from outblas.core.context_flag import accumulation as _accumulation
-from outblas.core.context_flag import readiness as _readiness
-from outblas.core.invariance import flag as _invariance
-from outblas.core.sm_carveout import call_limit as _limit
-from outblas.core.tensor_memory import LINE
-from outblas.core.tensor_memory import read_address as _address
-from outblas.runtime import dispatch
-from outblas.runtime.dispatch import Call, Plan
+from outblas.call import dispatch
+from outblas.call.context_flag import accumulation as _accumulation
+from outblas.call.context_flag import readiness as _readiness
+from outblas.call.dispatch import Call, Plan
+from outblas.call.invariance import flag as _invariance
+from outblas.call.sm_carveout import call_limit as _limit
+from outblas.call.tensor_memory import LINE
+from outblas.call.tensor_memory import read_address as _address
 from outblas.torch_ops import eager, native, ops
 from outblas.torch_ops.accumulation import add_to_grad
 from outblas.torch_ops.autograd import as_rows, gradient_of_x, product, recorded_run

@@ -19,12 +19,11 @@ from torch.overrides import handle_torch_function
 
 from outblas.base.compat.torch_private import any_autocast, autocast_off, has_override
 from outblas.base.compiling import CompileForbidden
-from outblas.core import invariance, moe
-from outblas.core.epilogue import ACTIVATIONS, Activation
-from outblas.core.grouped import GATHERING_COLUMNS
-from outblas.core.moe import Layer
-from outblas.core.problem import check_name
-from outblas.runtime import fallback, hooks, recorded_shapes
+from outblas.call import fallback, hooks, invariance, moe, recorded_shapes
+from outblas.call.epilogue import ACTIVATIONS, Activation
+from outblas.call.grouped import GATHERING_COLUMNS
+from outblas.call.moe import Layer
+from outblas.call.problem import check_name
 from outblas.torch_ops import grouped_mm, moe_passes, ops
 from outblas.torch_ops.autograd_levels import record_gradients, refuse_gradients, within_forward
 from outblas.torch_ops.flop_formulas import register_if_counted

@@ -4,7 +4,7 @@ where Triton's kernels (`kernels/moe.py`, which describes them) are not to be ha
 
 import torch
 
-from outblas.core.epilogue import composed
+from outblas.call.epilogue import composed
 from outblas.torch_ops.activation_backward import formula
 
 Tensor = torch.Tensor

@@ -17,13 +17,12 @@ from typing import Any
 import torch
 
 from outblas.base.compat.torch_private import forward_levels
-from outblas.core import ffi_call
-from outblas.core.context_flag import accumulation as _accumulation
-from outblas.core.context_flag import readiness as _readiness
-from outblas.core.invariance import flag as _invariance
-from outblas.core.problem import Launch
-from outblas.core.sm_carveout import call_limit
-from outblas.runtime import dispatch, fallback
+from outblas.call import dispatch, fallback, ffi_call
+from outblas.call.context_flag import accumulation as _accumulation
+from outblas.call.context_flag import readiness as _readiness
+from outblas.call.invariance import flag as _invariance
+from outblas.call.problem import Launch
+from outblas.call.sm_carveout import call_limit
 
 Tensor = torch.Tensor
 MaybeTensor = Tensor | None

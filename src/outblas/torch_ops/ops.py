@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from outblas.core import problem
-from outblas.core.epilogue import ACTIVATIONS, EpilogueArgs
-from outblas.core.errors import OperandError
-from outblas.core.invariance import wanted
-from outblas.runtime.dispatch import Call, run
+from outblas.call import problem
+from outblas.call.dispatch import Call, run
+from outblas.call.epilogue import ACTIVATIONS, EpilogueArgs
+from outblas.call.errors import OperandError
+from outblas.call.invariance import wanted
 from outblas.torch_ops.call import is_plain_scalar, scalar
 from outblas.torch_ops.schema import ARGUMENTS, define, library
 

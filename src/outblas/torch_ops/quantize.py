@@ -15,11 +15,10 @@ from outblas.base.compat.torch_private import (
     profiled,
 )
 from outblas.base.compiling import CompileForbidden
-from outblas.core import problem, quantization
-from outblas.core.context_flag import check_bool
-from outblas.core.fp8 import BLOCK
-from outblas.core.quantization import FORMATS, LEAST_SCALE
-from outblas.runtime import fallback, hooks
+from outblas.call import fallback, hooks, problem, quantization
+from outblas.call.context_flag import check_bool
+from outblas.call.fp8 import BLOCK
+from outblas.call.quantization import FORMATS, LEAST_SCALE
 from outblas.torch_ops import ops
 from outblas.torch_ops.autograd_levels import refuse_gradients, requires_grad
 from outblas.torch_ops.eager import is_unobserved

@@ -10,10 +10,10 @@ import torch
 from torch.overrides import handle_torch_function
 
 from outblas.base.compat.torch_private import has_override
-from outblas.core import grouped, problem
-from outblas.core.epilogue import Activation
-from outblas.core.grouped import GroupedTensors
-from outblas.core.sm_carveout import limit, unlimited
+from outblas.call import grouped, problem
+from outblas.call.epilogue import Activation
+from outblas.call.grouped import GroupedTensors
+from outblas.call.sm_carveout import limit, unlimited
 from outblas.torch_ops import grouped_plans, ops
 from outblas.torch_ops.autograd_levels import refuse_gradients
 from outblas.torch_ops.flop_formulas import register_if_counted

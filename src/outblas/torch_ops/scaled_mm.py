@@ -13,12 +13,12 @@ import torch
 from torch.overrides import handle_torch_function
 
 from outblas.base.compat.torch_private import has_override
-from outblas.core import problem
-from outblas.core.arguments import renamed, show_signature
-from outblas.core.context_flag import check_bool
-from outblas.core.epilogue import Activation, EpilogueArgs
-from outblas.core.errors import OperandError
-from outblas.core.sm_carveout import limit
+from outblas.call import problem
+from outblas.call.arguments import renamed, show_signature
+from outblas.call.context_flag import check_bool
+from outblas.call.epilogue import Activation, EpilogueArgs
+from outblas.call.errors import OperandError
+from outblas.call.sm_carveout import limit
 from outblas.torch_ops import eager_scaled, scaled_operator, scaled_output, scaling_recipes
 
 Tensor = torch.Tensor

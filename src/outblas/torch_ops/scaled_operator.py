@@ -9,13 +9,20 @@ import torch
 from outblas.base import registry
 from outblas.base.compat.torch_private import autocast_off
 from outblas.base.compiling import CompileForbidden
-from outblas.core import epilogue, invariance, problem
-from outblas.core.epilogue import EpilogueArgs
-from outblas.core.errors import A, B, OperandError
-from outblas.core.sizes import holds
-from outblas.runtime import dispatch, fallback, launcher, recorded_shapes
-from outblas.runtime.default_kernel import PRODUCTION
-from outblas.runtime.dispatch import Call
+from outblas.call import (
+    dispatch,
+    epilogue,
+    fallback,
+    invariance,
+    launcher,
+    problem,
+    recorded_shapes,
+)
+from outblas.call.default_kernel import PRODUCTION
+from outblas.call.dispatch import Call
+from outblas.call.epilogue import EpilogueArgs
+from outblas.call.errors import A, B, OperandError
+from outblas.call.sizes import holds
 from outblas.torch_ops import block_scales, eager_scaled, ops, scaled_output
 from outblas.torch_ops.schema import library
 

@@ -11,13 +11,12 @@ import torch
 
 from outblas.base import registry
 from outblas.base.compiling import CompileForbidden
-from outblas.core import quantization
-from outblas.core.context_flag import check_bool
-from outblas.core.epilogue import EpilogueArgs
-from outblas.core.errors import A, B, OperandError
-from outblas.runtime import dispatch, recorded_shapes
-from outblas.runtime.default_kernel import PRODUCTION
-from outblas.runtime.dispatch import Call
+from outblas.call import dispatch, quantization, recorded_shapes
+from outblas.call.context_flag import check_bool
+from outblas.call.default_kernel import PRODUCTION
+from outblas.call.dispatch import Call
+from outblas.call.epilogue import EpilogueArgs
+from outblas.call.errors import A, B, OperandError
 from outblas.torch_ops import ops, quantize
 from outblas.torch_ops.autograd import summed
 from outblas.torch_ops.autograd_levels import record_gradients, refuse_gradients, within_forward

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from outblas.core.errors import OperandError
-from outblas.core.quantization import blocks
+from outblas.call.errors import OperandError
+from outblas.call.quantization import blocks
 from outblas.torch_ops import block_scales
 
 Tensor = torch.Tensor

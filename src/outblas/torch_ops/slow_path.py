@@ -18,11 +18,10 @@ from outblas.base.compat.torch_private import (
     with_overrides,
     without_overrides,
 )
-from outblas.core import epilogue, invariance, problem
-from outblas.core.context_flag import check_bool
-from outblas.core.errors import OperandError
-from outblas.runtime import fallback
-from outblas.runtime.overlap import check_epilogue_separate, check_separate
+from outblas.call import epilogue, fallback, invariance, problem
+from outblas.call.context_flag import check_bool
+from outblas.call.errors import OperandError
+from outblas.call.overlap import check_epilogue_separate, check_separate
 from outblas.torch_ops import ops
 from outblas.torch_ops.call import (
     NO_CHOICE,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from outblas.core.tensor_memory import span
+from outblas.call.tensor_memory import span
 
 _BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
 _OUTPUT_POISON = {torch.bfloat16: 0x7FD5, torch.float16: 0x7F55, torch.float32: 0x7FC5A5A5}

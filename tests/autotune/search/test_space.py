@@ -28,7 +28,7 @@ from outblas.autotune.store.records import Workload
 from outblas.base import registry
 from outblas.base.configs import from_text
 from outblas.base.machines import Machine
-from outblas.core.problem import Problem
+from outblas.call.problem import Problem
 from outblas.hopper import hilbert
 from outblas.hopper.gemm.kernel import Gemm
 from outblas.hopper.gemm.variant import example_variant

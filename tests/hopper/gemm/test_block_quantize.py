@@ -12,9 +12,9 @@ from support import ptx
 from support.gemm_problems import BF16, gemm_config, record_launches
 from support.own_source import run_source
 
-from outblas.core import fp8, quantization
-from outblas.core import problem as operands
-from outblas.core.epilogue import EpilogueArgs
+from outblas.call import fp8, quantization
+from outblas.call import problem as operands
+from outblas.call.epilogue import EpilogueArgs
 from outblas.hopper import gemm
 from outblas.hopper.gemm import block_quantize
 from outblas.torch_ops.quantize import by_torch

@@ -17,7 +17,7 @@ from support.gemm_problems import (
     variant_of,
 )
 
-from outblas.core.problem import Problem, problem, transposed
+from outblas.call.problem import Problem, problem, transposed
 from outblas.hopper.gemm import canonical, schedule
 from outblas.hopper.parts import tile_order
 

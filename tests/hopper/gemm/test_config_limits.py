@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from outblas.base import machines
-from outblas.core.artifact import example
+from outblas.call.artifact import example
 from outblas.hopper import gemm
 from outblas.hopper.gemm import rule_tiles, search_space
 

@@ -14,8 +14,8 @@ from support.gemm_problems import (
     product,
 )
 
-from outblas.core.epilogue import Epilogue
-from outblas.core.problem import Problem
+from outblas.call.epilogue import Epilogue
+from outblas.call.problem import Problem
 from outblas.hopper import gemm
 
 SMALL = product(64, 64, 64)

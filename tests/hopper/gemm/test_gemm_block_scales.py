@@ -10,7 +10,7 @@ import pytest
 from support.gemm_problems import fp8_product, gemm_config, variant_of
 
 from outblas.base import configs
-from outblas.core.problem import Problem
+from outblas.call.problem import Problem
 from outblas.hopper import gemm
 from outblas.hopper.gemm import heuristic
 from outblas.hopper.gemm.compile import shared_memory

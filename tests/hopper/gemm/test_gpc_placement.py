@@ -11,7 +11,7 @@ import torch
 from support.gemm_problems import SMALL_TILE, gemm_config, record_launches
 from support.probed_gpu import SM_COUNT, FakeGpu, unprobed_context
 
-from outblas.core.problem import problem
+from outblas.call.problem import problem
 from outblas.device import driver, raster
 from outblas.hopper import gemm
 from outblas.hopper.gemm import gpc_placement, smid_probe

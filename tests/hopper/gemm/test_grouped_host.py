@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from outblas.base import machines
-from outblas.core.epilogue import View, glu_split
-from outblas.core.grouped import Form, GroupedProblem, GroupedTensors, describe
+from outblas.call.epilogue import View, glu_split
+from outblas.call.grouped import Form, GroupedProblem, GroupedTensors, describe
 from outblas.hopper.gemm import group_host as host
 from outblas.hopper.gemm.compile import kernel_of
 from outblas.hopper.gemm.group_rule import candidates

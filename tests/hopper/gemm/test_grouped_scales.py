@@ -11,8 +11,8 @@ from support.fp8 import E4M3
 from support.scaled_groups import FORMS, draw
 
 from outblas.base import machines
-from outblas.core.epilogue import glu_split
-from outblas.core.grouped import (
+from outblas.call.epilogue import glu_split
+from outblas.call.grouped import (
     Form,
     GroupedProblem,
     GroupedTensors,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from support.own_source import run_source
 from support.tile_arithmetic import Word, coord
 
-from outblas.core.fp8 import BLOCK
+from outblas.call.fp8 import BLOCK
 from outblas.hopper.gemm import group_scheduler as schedule
 from outblas.hopper.gemm.kernel import Config
 from outblas.hopper.gemm.rule_tiles import shaped

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from support.gemm_problems import BF16, FP32, OWN_CONFIG, product
 
 from outblas.base import configs, machines
-from outblas.core.artifact import example
-from outblas.core.epilogue import Epilogue
-from outblas.core.problem import Problem
-from outblas.core.products import parse_line
+from outblas.call.artifact import example
+from outblas.call.epilogue import Epilogue
+from outblas.call.problem import Problem
+from outblas.call.products import parse_line
 from outblas.hopper import gemm
 from outblas.hopper.gemm import heuristic, rule_tiles
 from outblas.packing import examples

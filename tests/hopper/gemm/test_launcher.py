@@ -19,8 +19,8 @@ from support.gemm_problems import (
     record_launches,
 )
 
-from outblas.core.epilogue import EpilogueArgs
-from outblas.core.problem import problem
+from outblas.call.epilogue import EpilogueArgs
+from outblas.call.problem import problem
 from outblas.hopper import gemm
 from outblas.hopper.gemm import workspace
 from outblas.hopper.parts import compile, tile_order

@@ -17,12 +17,12 @@ from support.gemm_problems import (
     strided,
 )
 
-from outblas.core.artifact import example
-from outblas.core.problem import Problem, transposed
-from outblas.core.tensor_memory import LINE
+from outblas.call import default_kernel
+from outblas.call.artifact import example
+from outblas.call.problem import Problem, transposed
+from outblas.call.tensor_memory import LINE
 from outblas.hopper import gemm
 from outblas.hopper.gemm import canonical, heuristic, operand_copies
-from outblas.runtime import default_kernel
 
 
 class OperandCase(NamedTuple):

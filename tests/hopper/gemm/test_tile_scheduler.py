@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.gemm_problems import BF16, OWN_CONFIG, SMALL_TILE, gemm_config
 from support.tile_arithmetic import LaunchWork, Word, coord, launch, scheduler_on_integers
 
-from outblas.core.artifact import example
+from outblas.call.artifact import example
 from outblas.hopper import gemm
 from outblas.hopper.gemm.tile_scheduler import TileScheduler
 from outblas.hopper.parts import bounds, tile_order

@@ -18,9 +18,9 @@ from support.gemm_problems import (
     variant_of,
 )
 
-from outblas.core import problem as operands
-from outblas.core.epilogue import EpilogueArgs, glu_split
-from outblas.core.problem import Problem
+from outblas.call import problem as operands
+from outblas.call.epilogue import EpilogueArgs, glu_split
+from outblas.call.problem import Problem
 from outblas.hopper.gemm import canonical, epilogue_load
 from outblas.hopper.parts import compile
 

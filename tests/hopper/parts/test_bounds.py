@@ -11,7 +11,7 @@ from support.gemm_problems import OWN_CONFIG, gemm_config
 from support.huge_problems import huge
 from support.tile_arithmetic import Word, coord, launch, scheduler_on_integers
 
-from outblas.core.problem import Problem
+from outblas.call.problem import Problem
 from outblas.hopper import gemm, tma_wgmma, two_consumers
 from outblas.hopper.parts import bounds, tile_order
 from outblas.hopper.parts.config import HopperConfig

@@ -7,8 +7,8 @@ import pytest
 import torch
 from support.hopper_problems import MEMORY, RUNGS, load, matrix, problem, strided
 
-from outblas.core import problem as operands
-from outblas.core.problem import Problem
+from outblas.call import problem as operands
+from outblas.call.problem import Problem
 from outblas.hopper.parts import host
 from outblas.hopper.parts.config import HopperConfig
 

@@ -1,1 +1,0 @@
-"""What describes a GEMM: its operands, epilogue, scales and groups. It imports `base` alone."""
