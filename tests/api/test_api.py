@@ -113,6 +113,35 @@ def test_addmm_with_an_alpha_of_zero_reads_neither_operand(
         assert not gradient.any()
 
 
+@pytest.mark.parametrize(
+    ("addend", "beta", "right"),
+    [
+        (torch.tensor([0, 2**-14], dtype=torch.float16), 2.0**17, [0, 8]),
+        (torch.tensor([3, 5], dtype=torch.bfloat16), 1 + 2.0**-8, [3.015625, 5.03125]),
+        (torch.tensor([complex(torch.inf, 2), 1j]), 1, [complex(torch.inf, 2), 1j]),
+    ],
+    ids=["a beta beyond float16", "a beta between numbers of bfloat16", "a complex infinity"],
+)
+def test_addmm_with_an_alpha_of_zero_scales_the_addend_in_one_rounding(
+    addend: Tensor, beta: float, right: list[complex]
+) -> None:
+    a, b = (torch.full(shape, torch.nan).to(addend.dtype) for shape in ((3, 2), (2, 2)))
+
+    got = addmm(addend, a, b, alpha=0, beta=beta)
+
+    assert torch.equal(got, torch.tensor(right, dtype=addend.dtype).expand(3, 2))
+
+
+def test_addmm_with_an_alpha_of_zero_has_a_forward_gradient_of_negated_views() -> None:
+    a, b, c = integers((3, 2), (2, 4), (3, 4))
+    primals = torch._neg_view(a), b, c
+    tangents = tuple(torch.ones_like(t) for t in primals)
+
+    _, tangent = torch.func.jvp(lambda *t: addmm(t[2], t[0], t[1], alpha=0), primals, tangents)
+
+    assert torch.equal(tangent, tangents[2])
+
+
 # ---- gated activations of a product with a vector
 def reglu(x: Tensor) -> Tensor:
     """relu of the first half of the last dimension, times the second half."""

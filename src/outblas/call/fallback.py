@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 from outblas.base.compat.torch_private import as_plain
 from outblas.call import epilogue, problem
@@ -93,8 +94,10 @@ def addmm(
     is_strided = a.layout is b.layout is torch.strided
     if alpha == 0 and is_strided and (a.is_floating_point() or a.is_complex()):
         # As in BLAS. torch's kernels for 16-bit operands on a CPU would compute 0 * NaN. Integers
-        # have none, and torch refuses a beta of float without terms.
-        a, b = a[:, :0], b[:0]
+        # have none. A term of zeros is left: without terms torch multiplies c by a beta that it
+        # rounds to c's dtype, and a complex infinity by 1 + 0i, which is NaN.
+        a, b = (t.resolve_conj().resolve_neg() for t in (a, b))
+        a, b = pad(a[:, :0], (0, 1)), pad(b[:0], (0, 0, 0, 1))
     if out is None:
         return torch.addmm(c, a, b, alpha=alpha, beta=beta)
     return torch.addmm(c, a, b, alpha=alpha, beta=beta, out=out)
