@@ -62,6 +62,7 @@ def test_an_example_is_a_command_with_options_that_exist(line: str) -> None:
     command.make_context(program, arguments)  # raises where an option or argument is unknown
 
 
+@pytest.mark.long
 def test_the_version_is_printed_by_the_command_and_by_the_module() -> None:
     module = [sys.executable, "-m", "outblas", "--version"]
 

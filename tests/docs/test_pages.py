@@ -50,6 +50,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     os.environ.update(before)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("page", with_examples("python"), ids=name)
 def test_the_python_of_a_page_runs(page: Path, elsewhere: Path) -> None:
@@ -62,6 +63,7 @@ def test_the_python_of_a_page_runs(page: Path, elsewhere: Path) -> None:
             exec(compile(code, str(page), "exec"), names)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", with_examples("console"), ids=name)
 def test_the_commands_of_a_page_run(page: Path, elsewhere: Path) -> None:
     pages.write_modules(page)

@@ -20,6 +20,7 @@ def run(code: str) -> "subprocess.CompletedProcess[str]":
     return run_beside_torch(HANG + code)
 
 
+@pytest.mark.long
 def test_a_hang_that_holds_the_gil_is_ended() -> None:
     ended = run("""
 with watchdog(0.2, "my kernel"):

@@ -87,6 +87,7 @@ def judged(name: str) -> list[tuple[Workload, Any, str | None]]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_space_has_is_what_the_kernel_takes(name: str) -> None:
     """The space may refuse more than the kernel, never less."""
