@@ -186,8 +186,10 @@ def by_torch(spec: dict, t: dict) -> Any:
     if not extra and "out_dtype" not in spec and name != "scaled_mm" and not linear:
         return plain(spec, t)
     if name == "scaled_mm" and not activation and "residual" not in t and not spec.get("composed"):
-        scales = t["scale_a"], t["scale_b"]
-        how = {"bias": t.get("bias"), "use_fast_accum": spec.get("use_fast_accum", False)}
+        scales, bias = (t["scale_a"], t["scale_b"]), t.get("bias")
+        if bias is not None and spec.get("device", "cpu") == "cpu":
+            bias = bias.contiguous()  # torch 2.13 reads any bias as if it were, past its memory
+        how = {"bias": bias, "use_fast_accum": spec.get("use_fast_accum", False)}
         wide = dtype_of(spec) or torch.bfloat16
         return torch._scaled_mm(t["a"], t["b"], *scales, out_dtype=wide, **how)
     if not any(n in t for n in WRITTEN):

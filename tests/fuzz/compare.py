@@ -120,9 +120,12 @@ def of_facts(spec: dict, ours: Outcome, theirs: Outcome) -> list[Difference]:
         elif name.startswith("version") and other is None:
             continue
         elif mine != other:
+            # Reading an operand leaves its memory shared, even where torch's scaled_mm copies it.
             # Where nothing is written, products of torch leave memory shared, and copies do not.
             unwritten = not any(t.numel() for t in ours.results)
-            if not (name.endswith("copy-on-write") and (mine or copied(spec)) and unwritten):
+            is_read = name.removesuffix(" is copy-on-write") not in calls.WRITTEN
+            is_shared = mine and (is_read or unwritten) or copied(spec) and unwritten
+            if not (name.endswith("copy-on-write") and is_shared):
                 notes.append(Difference("fact", f"{name}: {mine}, torch: {other}"))
     return notes
 
@@ -309,7 +312,9 @@ def of_values(
     if same_bits(mine, other):
         return []
     if not calls.inexact(mine.dtype):
-        return [Difference("values", f"{what} of {mine.dtype} differs")]
+        wide = torch.float32 if mine.is_floating_point() else mine.dtype
+        text = f"{what} of {mine.dtype}: {first(mine.to(wide), other.to(wide))}"
+        return [Difference("values", text)]
     if key is not None and key[0] == "results" and exactly(spec):
         if torch.allclose(mine, other, rtol=1e-3, atol=1e-3, equal_nan=True):
             return [Difference("bits", f"{what} differs in its last bits: {first(mine, other)}")]

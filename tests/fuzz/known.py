@@ -75,6 +75,7 @@ _SCALARS = (
     r"float32 can hold)"
 )
 _SHAPES = r"\w+: (c|input)\.shape is |\w+: (a|input|mat1)\.shape\[1\] is "
+_SUMS = r"\w+: use_fast_accum is True, expected False with scales of blocks"
 
 
 _REFUSED_BY_SCALED_MM = (
@@ -84,6 +85,7 @@ _REFUSED_BY_SCALED_MM = (
     r"|mat2 shape \(|Expected trailing dimension of mat1|Only multiplication of row-major and "
     r"column-major"
     r"|\(scale_a\.numel\(\) == 1"  # of torch 2.11, on a CPU
+    r"|For non-tensorwise scaling, scale tensors must be 2D"  # of fake tensors
     r"|Multiplication of two Float8_e5m2|Bias is not supported when out_dtype"
     r"|CUDA error: CUBLAS_STATUS_NOT_SUPPORTED)"
 )
@@ -98,7 +100,7 @@ def _unmultiplied(spec: dict, delta: Difference) -> bool:
 
 def _unchecked(spec: dict, delta: Difference) -> bool:
     is_fake = bool(_kinds(spec) & {"fake", "meta"})
-    return is_fake and says(f"{_DTYPES}|{_SHAPES}|{_SCALARS}")(spec, delta)
+    return is_fake and says(f"{_DTYPES}|{_SHAPES}|{_SCALARS}|{_SUMS}")(spec, delta)
 
 
 def _scaled_more(spec: dict, delta: Difference) -> bool:
@@ -140,7 +142,8 @@ def _autocast(spec: dict, delta: Difference) -> bool:
 def _alpha_zero(spec: dict, delta: Difference) -> bool:
     alpha = spec.get("alpha", {})
     is_zero = alpha.get("value") == 0 and alpha.get("kind") not in ("nan", "inf", "None", "complex")
-    is_narrow = spec["tensors"]["a"]["dtype"] in ("bfloat16", "float16") and not _on_a_gpu(spec)
+    narrow = "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"
+    is_narrow = spec["tensors"]["a"]["dtype"] in narrow and not _on_a_gpu(spec)
     backward = delta.detail.startswith(("gradient of", "second gradient of")) or "transform" in spec
     is_nan = delta.kind == "values" and "torch: nan" in delta.detail
     unread = (is_zero or _empty(spec)) and "c" in spec["tensors"]
@@ -168,6 +171,11 @@ def _sparse_row(spec: dict, delta: Difference) -> bool:
     t = spec["tensors"]
     is_row = "out" in t and len(t["a"]["shape"]) == 1 and t["b"].get("kind") == "sparse"
     return is_row and says(".*expand is unsupported for Sparse", TORCHS)(spec, delta)
+
+
+def _addend_of_sparse(spec: dict, delta: Difference) -> bool:
+    is_sparse = "out" in spec["tensors"] and spec["tensors"]["a"].get("kind") == "sparse"
+    return is_sparse and says(r"\w+: (c|input)\.dtype is ")(spec, delta)
 
 
 def _on_a_gpu(spec: dict) -> bool:
@@ -295,6 +303,19 @@ KNOWN = [
         "dtypes of empty products",
         _unmultiplied,
         call("matmul", {"a": tensor(2, 3, 0), "b": tensor(2, 0, 4, dtype="float64")}),
+    ),
+    Known(
+        "an addend of another dtype, with a sparse matrix",
+        _addend_of_sparse,
+        call(
+            "addmm",
+            {
+                "a": A | {"kind": "sparse"},
+                "b": B,
+                "c": tensor(3, 5, dtype="float64"),
+                "out": tensor(3, 5, fill="nan"),
+            },
+        ),
     ),
     Known(
         "an addend that nobody reads, on a GPU",
