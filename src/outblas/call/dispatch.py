@@ -100,6 +100,31 @@ def torch_reason(plan: Plan) -> str | None:
     return _torch_reasons.get(plan)
 
 
+def any_rows(plan: Plan) -> bool:
+    """Returns whether a plan serves every number of rows from 1 on, so that no key and no guard of
+    it needs any.
+
+    Free are the sizes of A before the last one, and with them those of the tensors that have as
+    many rows: of `c`, `residual`, `aux`, `out` and the scale of each row of A. Everything else is
+    as in the call that the plan was made for: dtypes, devices, strides, alignment classes, the
+    sizes of B, the last size of each tensor, and which tensors there are. A key has to tell a
+    tensor whose first size is the number of rows from one that rows share, (1, N) or (N,); where
+    there is one row, the first counts.
+
+    A has two dimensions and any strides, or more and is contiguous, each stride the product of the
+    sizes behind it, and so are `out`, `residual` and `aux` then. B is a matrix.
+    """
+    return getattr(plan, "any_rows", False)
+
+
+def at_rows(plan: Plan, call: Call) -> Plan:
+    """Returns the plan for the sizes of a call alone, made if there is none yet; the same plan if
+    that is one. `parts_of` and `torch_reason` tell about plans for one size. Raises as `run`.
+    """
+    at: Callable[[Call], Plan] | None = getattr(plan, "at", None)
+    return plan if at is None else at(call)
+
+
 # ---- the plan cache
 PLAN_LIMIT = 8192  # number of entries of a plan cache; beyond it, the oldest are forgotten
 _plans: dict[tuple[Any, ...], Plan] = {}
