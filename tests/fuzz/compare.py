@@ -124,7 +124,7 @@ def of_facts(spec: dict, ours: Outcome, theirs: Outcome) -> list[Difference]:
             # Where nothing is written, products of torch leave memory shared, and copies do not.
             unwritten = not any(t.numel() for t in ours.results)
             is_read = name.removesuffix(" is copy-on-write") not in calls.WRITTEN
-            is_shared = mine and (is_read or unwritten) or copied(spec) and unwritten
+            is_shared = (mine and is_read) or ((mine or copied(spec)) and unwritten)
             if not (name.endswith("copy-on-write") and is_shared):
                 notes.append(Difference("fact", f"{name}: {mine}, torch: {other}"))
     return notes

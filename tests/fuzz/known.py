@@ -147,7 +147,7 @@ def _alpha_zero(spec: dict, delta: Difference) -> bool:
     backward = delta.detail.startswith(("gradient of", "second gradient of")) or "transform" in spec
     is_nan = delta.kind == "values" and "torch: nan" in delta.detail
     unread = (is_zero or _empty(spec)) and "c" in spec["tensors"]
-    is_minus_zero = delta.kind == "bits" and delta.detail.endswith("the signs of zeros")
+    is_minus_zero = delta.detail.endswith("the signs of zeros")
     return (is_nan or is_minus_zero) and unread and (backward or is_narrow)
 
 
