@@ -9,7 +9,7 @@ import itertools
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 
@@ -22,7 +22,6 @@ from outblas.autotune.tuned_entries import HERE
 from outblas.base.ownership import shown
 from outblas.call import dispatch, fallback
 from outblas.call import problem as operands
-from outblas.call.arguments import renamed, show_signature
 from outblas.call.default_kernel import PRODUCTION, candidates
 from outblas.call.epilogue import NONE
 from outblas.call.errors import OperandError
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
 # time.
 FIRST_SECONDS = 60.0
 FIRST_TRIALS = 64
-_REQUIRED: Any = None  # default of a parameter that may be passed by its other name
-_ALIASES = {"a": "input", "b": "other"}  # the operators' names of A and B
 # Workloads whose tuning failed in this process; they are not tried again at every call.
 _given_up: set[Workload] = set()
 
@@ -179,8 +176,8 @@ def of_problem(problem: Problem) -> Workload | None:
 
 
 def tune(
-    input: torch.Tensor = _REQUIRED,
-    other: torch.Tensor = _REQUIRED,
+    input: torch.Tensor,
+    other: torch.Tensor,
     *,
     out_dtype: torch.dtype | None = None,
     kernels: Sequence[str | TuneTarget] | None = None,
@@ -191,7 +188,6 @@ def tune(
     strategy: str | Strategy | type[Strategy] = "ranked",
     weights: Weights = "warm",
     epilogue: str = "",
-    **aliases: torch.Tensor,
 ) -> BestConfig:
     """Find the fastest kernel and config for `outblas.matmul(input, other)`.
 
@@ -201,8 +197,8 @@ def tune(
     Args:
         input: The left operand, as in `outblas.matmul`: 16-bit or float32, on an NVIDIA GPU. Only
             the shapes, layouts and dtype of the operands count; packed tensors like them are
-            measured. The keyword `a` is accepted too.
-        other: The right operand. The keyword `b` is accepted too.
+            measured.
+        other: The right operand.
         out_dtype: The dtype of the result, as in `outblas.matmul`.
         kernels: The names of the kernels that compete, or `TuneTarget` records; None for those
             that `outblas.matmul` chooses from on this GPU.
@@ -233,14 +229,12 @@ def tune(
         >>> if torch.cuda.is_available():
         ...     best = outblas.tune(a.cuda(), b.cuda(), budget=20)
     """
-    if aliases:
-        input, other = renamed("tune", _ALIASES, aliases, input=input, other=other)
     operands.check_tensor("input", input)
     operands.check_tensor("other", other)
     try:
         shape = operands.check_pair(input, other)
     except OperandError as error:
-        error.rename(_ALIASES)
+        error.rename({"a": "input", "b": "other"})
         raise
     dtype = operands.check_out_dtype(out_dtype, input.dtype)
     if not input.is_cuda:
@@ -271,9 +265,6 @@ def tune(
         weights=weights,
         epilogue=epilogue,
     )
-
-
-show_signature(tune, ("input", "other"))
 
 
 def _is_tuned(index: TuningIndex, workload: Workload) -> bool:

@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 
-from outblas.call.arguments import renamed, show_signature
 from outblas.call.default_kernel import Mode
 from outblas.call.epilogue import Activation, EpilogueArgs
 from outblas.call.errors import OperandError
-from outblas.call.sm_carveout import limit, unlimited
+from outblas.call.sm_carveout import limited
 from outblas.torch_ops import autocast_vmap, autograd, slow_path
 from outblas.torch_ops.call import (
     OPERANDS,
@@ -33,14 +32,10 @@ Parameter = torch.nn.Parameter
 
 _REGISTERED = autograd, autocast_vmap  # they register themselves with the operators on import
 
-# The keywords that stand for parameters.
-_ALIASES = OPERANDS | {"linear": {"x": "input", "w": "weight"}}
-_REQUIRED: Any = None  # default of a parameter that may be passed by its other name
-
 
 def matmul(
-    input: Tensor = _REQUIRED,
-    other: Tensor = _REQUIRED,
+    input: Tensor,
+    other: Tensor,
     *,
     out: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
@@ -53,7 +48,6 @@ def matmul(
     tune: Mode | None = None,
     batch_invariant: bool | None = None,
     sms: int | None = None,
-    **aliases: Tensor,
 ) -> Tensor:
     """Multiply two tensors, with the shapes, broadcasting and dtype rules of `torch.matmul`.
 
@@ -70,9 +64,9 @@ def matmul(
 
     Args:
         input: The left operand A: (K), (M, K) or (..., M, K), with any strides; float16, bfloat16
-            or float32 on an NVIDIA GPU. The keyword `a` is accepted too.
+            or float32 on an NVIDIA GPU.
         other: The right operand B: (K), (K, N) or (..., K, N), of the dtype and on the device of
-            `input`, with any strides. The keyword `b` is accepted too.
+            `input`, with any strides.
         out: The tensor to write the result to. It must have the exact shape and dtype of the
             result and share no memory with an operand; its strides may be any that keep its
             elements apart.
@@ -129,11 +123,9 @@ def matmul(
         >>> torch.allclose(c, a @ b, atol=1e-5)
         True
     """
+    warm, slow = run, slow_path.run
     if sms is not None:
-        with limit(sms, input, other, *aliases.values()):
-            return matmul(**unlimited(locals()))
-    if aliases:
-        input, other = renamed("matmul", _ALIASES["matmul"], aliases, input=input, other=other)
+        warm, slow = limited(warm, sms, input, other), limited(slow, sms, input, other)
     extra = None
     if bias is not None or activation is not None or residual is not None or aux is not None:
         extra = EpilogueArgs(activation or "", bias, residual, aux)
@@ -144,7 +136,7 @@ def matmul(
         fast = chosen is not None
     if fast:
         try:
-            done = run(input, other, None, out, 1, 0, batch_invariant, extra, chosen)
+            done = warm(input, other, None, out, 1, 0, batch_invariant, extra, chosen)
         except OperandError as error:
             error.rename(OPERANDS["matmul"])
             raise
@@ -153,16 +145,16 @@ def matmul(
     given = GivenEpilogue(activation, bias, residual, aux)
     choice = KernelChoice(kernel, config, tune, batch_invariant)
     arguments = Arguments("matmul", input, other, None, out, 1, 0, out_dtype, given, choice)
-    return slow_path.run(arguments)
+    return slow(arguments)
 
 
 def addmm(
-    input: Tensor = _REQUIRED,
-    mat1: Tensor = _REQUIRED,
-    mat2: Tensor = _REQUIRED,
+    input: Tensor,
+    mat1: Tensor,
+    mat2: Tensor,
     *,
-    alpha: float | complex | Tensor = 1,
     beta: float | complex | Tensor = 1,
+    alpha: float | complex | Tensor = 1,
     out: Tensor | None = None,
     bias: Tensor | None = None,
     activation: Activation | None = None,
@@ -173,7 +165,6 @@ def addmm(
     tune: Mode | None = None,
     batch_invariant: bool | None = None,
     sms: int | None = None,
-    **aliases: Tensor,
 ) -> Tensor:
     """Compute beta * input + alpha * (mat1 @ mat2), like `torch.addmm`, rounded once.
 
@@ -182,12 +173,11 @@ def addmm(
 
     Args:
         input: The addend C, which broadcasts to (M, N), of the dtype and on the device of `mat1`.
-            It is not read when `beta` is 0, so that NaN in it does not matter. The keyword `c` is
-            accepted too.
+            It is not read when `beta` is 0, so that NaN in it does not matter.
         mat1: The left operand A: (M, K), with any strides; float16, bfloat16 or float32 on an
-            NVIDIA GPU. The keyword `a` is accepted too.
+            NVIDIA GPU.
         mat2: The right operand B: (K, N), of the dtype and on the device of `mat1`, with any
-            strides. The keyword `b` is accepted too.
+            strides.
         alpha: The factor of the product: a Python or NumPy number, or a tensor without dimensions
             that needs no gradient, whose value is fetched (which synchronizes with the GPU if it
             is there). A complex number is accepted with complex operands only.
@@ -223,13 +213,9 @@ def addmm(
         >>> outblas.addmm(c, a, b, out=c) is c
         True
     """
+    warm, slow = run, slow_path.run
     if sms is not None:
-        with limit(sms, input, mat1, *aliases.values()):
-            return addmm(**unlimited(locals()))
-    if aliases:
-        input, mat1, mat2 = renamed(
-            "addmm", _ALIASES["addmm"], aliases, input=input, mat1=mat1, mat2=mat2
-        )
+        warm, slow = limited(warm, sms, input, mat1), limited(slow, sms, input, mat1)
     extra = None
     if bias is not None or activation is not None or residual is not None or aux is not None:
         extra = EpilogueArgs(activation or "", bias, residual, aux)
@@ -241,7 +227,7 @@ def addmm(
         fast = chosen is not None
     if fast:
         try:
-            done = run(mat1, mat2, input, out, alpha, beta, batch_invariant, extra, chosen)
+            done = warm(mat1, mat2, input, out, alpha, beta, batch_invariant, extra, chosen)
         except OperandError as error:
             error.rename(OPERANDS["addmm"])
             raise
@@ -250,12 +236,12 @@ def addmm(
     given = GivenEpilogue(activation, bias, residual, aux)
     choice = KernelChoice(kernel, config, tune, batch_invariant)
     arguments = Arguments("addmm", mat1, mat2, input, out, alpha, beta, None, given, choice)
-    return slow_path.run(arguments)
+    return slow(arguments)
 
 
 def linear(
-    input: Tensor = _REQUIRED,
-    weight: Tensor = _REQUIRED,
+    input: Tensor,
+    weight: Tensor,
     bias: Tensor | None = None,
     *,
     activation: Activation | None = None,
@@ -266,7 +252,6 @@ def linear(
     tune: Mode | None = None,
     batch_invariant: bool | None = None,
     sms: int | None = None,
-    **aliases: Tensor,
 ) -> Tensor:
     """Compute activation(input @ weight.T + bias) + residual, the work of a linear layer.
 
@@ -276,11 +261,10 @@ def linear(
     type overrides this function.
 
     Args:
-        input: (..., K), with any strides; float16, bfloat16 or float32 on an NVIDIA GPU. The
-            keyword `x` is accepted too.
+        input: (..., K), with any strides; float16, bfloat16 or float32 on an NVIDIA GPU.
         weight: (N, K), or (K) for an output without columns, of the dtype and on the device of
             `input`. For a gated linear unit the rows of the gate come first, then the rows of the
-            values. The keyword `w` is accepted too.
+            values.
         bias: (N), of the dtype of `input`; any shape that broadcasts to (..., N) is accepted.
         activation: Applied to the biased product, as in `matmul`.
         residual: Added after the activation, as in `matmul`.
@@ -310,11 +294,9 @@ def linear(
         >>> torch.allclose(y, expected, atol=1e-5)
         True
     """
+    warm, slow = run_linear, slow_path.run
     if sms is not None:
-        with limit(sms, input, weight, *aliases.values()):
-            return linear(**unlimited(locals()))
-    if aliases:
-        input, weight = renamed("linear", _ALIASES["linear"], aliases, input=input, weight=weight)
+        warm, slow = limited(warm, sms, input, weight), limited(slow, sms, input, weight)
     fast = (activation is None or is_activation(activation)) and not is_traced()
     chosen = None
     if fast and not (kernel is None and config is None and tune is None):
@@ -322,7 +304,7 @@ def linear(
         fast = chosen is not None
     if fast:
         try:
-            done = run_linear(
+            done = warm(
                 input, weight, bias, activation or "", residual, out, batch_invariant, chosen
             )
         except OperandError as error:
@@ -333,9 +315,7 @@ def linear(
     given = GivenEpilogue(activation, bias, residual, None)
     choice = KernelChoice(kernel, config, tune, batch_invariant)
     arguments = Arguments("linear", input, weight, None, out, 1, 0, None, given, choice)
-    return slow_path.run(arguments)
+    return slow(arguments)
 
 
-for _function in (matmul, addmm, linear):
-    show_signature(_function, OPERANDS[_function.__name__].values())
-    slow_path.public_functions[_function.__name__] = _function
+slow_path.public_functions.update(matmul=matmul, addmm=addmm, linear=linear)

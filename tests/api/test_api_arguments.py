@@ -1,5 +1,5 @@
-"""What `dir(outblas)` shows, and arguments of the public calls: names by torch and by letters, and
-the scalars that addmm takes.
+"""What `dir(outblas)` shows, and arguments of the public calls: their names, and the scalars that
+addmm takes.
 """
 
 import inspect
@@ -25,30 +25,17 @@ Tensor = torch.Tensor
 # ---- names
 @dataclass(frozen=True)
 class Signature:
-    """A function of ours, torch's of that name, and operands by torch's names and by ours."""
+    """A function of ours, torch's of that name, and operands by torch's names."""
 
     ours: Callable[..., Tensor]
     torchs: Callable[..., Tensor]
     operands: dict[str, Tensor]
-    letters: tuple[str, ...]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What torch calls the operands."""
-        return tuple(self.operands)
-
-    @property
-    def values(self) -> tuple[Tensor, ...]:
-        """The operands, by position."""
-        return tuple(self.operands.values())
 
 
 SIGNATURES = [
-    Signature(matmul, torch.matmul, {"input": A, "other": B}, ("a", "b")),
-    Signature(
-        addmm, torch.addmm, {"input": torch.ones(6, 4), "mat1": A, "mat2": B}, ("c", "a", "b")
-    ),
-    Signature(linear, torch.nn.functional.linear, {"input": A, "weight": B.t()}, ("x", "w")),
+    Signature(matmul, torch.matmul, {"input": A, "other": B}),
+    Signature(addmm, torch.addmm, {"input": torch.ones(6, 4), "mat1": A, "mat2": B}),
+    Signature(linear, torch.nn.functional.linear, {"input": A, "weight": B.t()}),
 ]
 signatures = pytest.mark.parametrize(
     "signature", [pytest.param(each, id=each.ours.__name__) for each in SIGNATURES]
@@ -56,52 +43,38 @@ signatures = pytest.mark.parametrize(
 
 
 @signatures
-@pytest.mark.parametrize(
-    "keywords_of",
-    [
-        pytest.param(lambda names, letters: names, id="torch's names"),
-        pytest.param(lambda names, letters: letters, id="letters"),
-        pytest.param(lambda names, letters: (names[0], *letters[1:]), id="torch's name first"),
-        pytest.param(lambda names, letters: (*letters[:-1], names[-1]), id="torch's name last"),
-    ],
-)
-def test_operands_come_by_any_of_their_names(
-    signature: Signature, keywords_of: Callable[..., tuple[str, ...]]
-) -> None:
-    keywords = keywords_of(signature.names, signature.letters)
+def test_operands_have_the_names_of_torch(signature: Signature) -> None:
+    parameters = inspect.signature(signature.ours).parameters.values()
 
-    got = signature.ours(**dict(zip(keywords, signature.values, strict=True)))
+    got = signature.ours(**signature.operands)
 
     assert torch.equal(got, signature.torchs(**signature.operands))
+    assert [p.name for p in parameters if p.default is p.empty] == list(signature.operands)
+
+
+@pytest.mark.parametrize("name", ["grouped_mm"])
+def test_parameters_are_those_of_torch_before_keywords_of_ours(name: str) -> None:
+    theirs, ours = (
+        [*inspect.signature(getattr(module, name)).parameters.values()]
+        for module in (torch.nn.functional, outblas)
+    )
+    of_torch, more = ours[: len(theirs)], ours[len(theirs) :]
+
+    assert [(p.name, p.kind, p.default) for p in of_torch] == [
+        (p.name, p.kind, p.default) for p in theirs
+    ]
+    assert {p.kind for p in more} == {inspect.Parameter.KEYWORD_ONLY}
 
 
 @signatures
-def test_the_signature_has_the_names_of_torch(signature: Signature) -> None:
-    parameters = inspect.signature(signature.ours).parameters
+def test_calls_that_do_not_fit_the_signature_raise(signature: Signature) -> None:
+    *others, last = signature.operands.values()
 
-    required = [p.name for p in parameters.values() if p.default is p.empty]
-
-    assert required == list(signature.names)
-    assert not {"aliases", *signature.letters} & parameters.keys()
-
-
-@signatures
-def test_operands_that_do_not_fit_the_signature_are_named(signature: Signature) -> None:
-    *others, last = signature.values
-    name, letter = signature.names[-1], signature.letters[-1]
-    calls: dict[str, Callable[[], Tensor]] = {
-        "got an unexpected keyword argument 'kernal'": (
-            lambda: signature.ours(*signature.values, kernal="portable")
-        ),
-        f"got '{name}' twice, the second time as '{letter}'": (
-            lambda: signature.ours(*signature.values, **{letter: last})
-        ),
-        f"{name} is NoneType, expected a torch.Tensor": lambda: signature.ours(*others),
-    }
-
-    for message, call in calls.items():
-        with pytest.raises(TypeError, match=message):
-            call()
+    for unknown in ("kernal", "a", "w"):
+        with pytest.raises(TypeError, match=f"got an unexpected keyword argument '{unknown}'"):
+            signature.ours(*others, last, **{unknown: last})
+    with pytest.raises(TypeError, match=f"missing 1 required .*{[*signature.operands][-1]}"):
+        signature.ours(*others)
 
 
 # ---- scalars

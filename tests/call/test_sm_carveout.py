@@ -221,7 +221,7 @@ def test_groups_are_limited(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append(given[0])
         return limit(*given)
 
-    monkeypatch.setattr(f"outblas.torch_ops.{name}.limit", recorded)
+    monkeypatch.setattr(sm_carveout, "limit", recorded)
     draw: Any = draw_groups if name == "grouped_mm" else draw_scaled_groups
     call = draw("ragged_m", "bias")
 

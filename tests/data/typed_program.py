@@ -39,7 +39,7 @@ product = outblas.matmul(input=a, other=b)
 total: Tensor = outblas.addmm(c, a, b, alpha=0.5, beta=2)
 total = outblas.addmm(bias, a, b, activation="relu")
 layer_output: Tensor = outblas.linear(a, b.T, bias, activation="silu")
-layer_output = outblas.linear(x=a, w=b.T)
+layer_output = outblas.linear(input=a, weight=b.T)
 scale = torch.ones(())
 eighths: Tensor = outblas.scaled_mm(
     a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn), scale, scale, bias, use_fast_accum=True
@@ -111,7 +111,6 @@ version: str = outblas.__version__
 # ---- tuning
 best = outblas.tune(a, b, budget=10.0, top_k=4)
 best = outblas.tune(input=a, other=b, weights="cold", epilogue="bias+gelu")
-best = outblas.tune(a=a, b=b)
 kernel_name: str = best.kernel
 configuration: str = best.config
 tuned: Sweep = sweep("portable", 64, options=SweepOptions(trials=4), weights="warm")

@@ -152,10 +152,14 @@ def limit(sms: int, *operands: Any) -> contextlib.AbstractContextManager[None]:
     return call_limit.within(count) if count > reserved() else contextlib.nullcontext()
 
 
-def unlimited(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a public call, which are its `locals()`, as keywords but `sms`."""
-    keywords = arguments | arguments.get("aliases", {})
-    return {name: value for name, value in keywords.items() if name not in ("sms", "aliases")}
+def limited(function: Callable[P, T], sms: int, *operands: Any) -> Callable[P, T]:
+    """Returns a function whose calls have the `limit` of these operands."""
+
+    def within_limit(*args: P.args, **kwargs: P.kwargs) -> T:
+        with limit(sms, *operands):
+            return function(*args, **kwargs)
+
+    return within_limit
 
 
 def kept_by_torch(function: Callable[P, T]) -> Callable[P, T]:

@@ -19,7 +19,7 @@ from outblas.base.cuda_graphs import capturing, not_ready
 from outblas.call import epilogue, fallback, grouped, hooks, invariance, problem, recorded_shapes
 from outblas.call.epilogue import Activation
 from outblas.call.grouped import NO_TENSORS, Checked, GroupedTensors
-from outblas.call.sm_carveout import limit, unlimited
+from outblas.call.sm_carveout import limited
 from outblas.torch_ops import grouped_gradients, grouped_plans, ops
 from outblas.torch_ops.flop_formulas import register_if_counted
 from outblas.torch_ops.grouped_by_torch import by_torch
@@ -140,10 +140,22 @@ def grouped_mm(
         >>> outblas.grouped_mm(tokens, weights, offs=offs).shape
         torch.Size([6, 4])
     """
-    if sms is not None:
-        with limit(sms, mat_a, mat_b):
-            return grouped_mm(**unlimited(locals()))
     tensors = offs, bias, residual, aux, a_index, scatter_index, scatter_weights, counts
+    run = _run if sms is None else limited(_run, sms, mat_a, mat_b)
+    return run(mat_a, mat_b, tensors, out_dtype, activation, kernel)
+
+
+def _run(
+    mat_a: Tensor,
+    mat_b: Tensor,
+    tensors: tuple[Tensor | None, ...],
+    out_dtype: torch.dtype | None,
+    activation: Activation | None,
+    kernel: str | None,
+) -> Tensor:
+    """Computes a call by its plan, by an operator, or by the override of a tensor type. `tensors`
+    are those that `_TENSORS` names.
+    """
     result: Tensor
     if not torch.compiler.is_dynamo_compiling():
         if has_override(mat_a, mat_b, *tensors):
@@ -156,11 +168,12 @@ def grouped_mm(
     name = problem.check_name("kernel", kernel, KERNELS, " or None", "None or ")
     function = problem.check_activation(activation) if activation is not None else ""
     grouped.check_types(mat_a, mat_b, out_dtype, _TENSORS, tensors)
-    if aux is not None:
+    if tensors[3] is not None:
         read = _after_operands(tensors, function, out_dtype, name)
-        result = ops.grouped_gemm_to_aux(aux, mat_a, mat_b, *read)
+        result = ops.grouped_gemm_to_aux(tensors[3], mat_a, mat_b, *read)
         return result
-    has_rows = not (a_index is scatter_index is scatter_weights is counts is None)
+    offs, bias, residual, _, *rows = tensors
+    has_rows = any(t is not None for t in rows)
     beside = NO_TENSORS
     if has_rows or not (bias is residual is None):
         beside = GroupedTensors(*tensors[1:])

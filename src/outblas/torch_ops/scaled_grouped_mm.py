@@ -13,7 +13,7 @@ from outblas.base.compat.torch_private import has_override
 from outblas.call import grouped, problem
 from outblas.call.epilogue import Activation
 from outblas.call.grouped import GroupedTensors
-from outblas.call.sm_carveout import limit, unlimited
+from outblas.call.sm_carveout import limited
 from outblas.torch_ops import grouped_plans, ops
 from outblas.torch_ops.autograd_levels import refuse_gradients
 from outblas.torch_ops.flop_formulas import register_if_counted
@@ -124,11 +124,24 @@ def scaled_grouped_mm(
         >>> y.shape, y[0, 0].item()
         (torch.Size([6, 128]), 32.0)
     """
-    if sms is not None:
-        with limit(sms, mat_a, mat_b):
-            return scaled_grouped_mm(**unlimited(locals()))
-    rows = a_index, scatter_index, scatter_weights
-    tensors = scale_a, scale_b, offs, bias, residual, *rows, counts
+    rows = a_index, scatter_index, scatter_weights, counts
+    tensors = scale_a, scale_b, offs, bias, residual, *rows
+    run = _run if sms is None else limited(_run, sms, mat_a, mat_b)
+    return run(mat_a, mat_b, tensors, out_dtype, activation, kernel)
+
+
+def _run(
+    mat_a: Tensor,
+    mat_b: Tensor,
+    tensors: tuple[Tensor | None, ...],
+    out_dtype: torch.dtype,
+    activation: Activation | None,
+    kernel: str | None,
+) -> Tensor:
+    """Computes a call by its plan, by the operator, or by the override of a tensor type. `tensors`
+    are those that `_TENSORS` names.
+    """
+    scale_a, scale_b, offs, bias, residual, *rows = tensors
     is_traced = torch.compiler.is_dynamo_compiling()
     result: Tensor
     if not is_traced:
@@ -146,7 +159,7 @@ def scaled_grouped_mm(
     for required, t in (("scale_a", scale_a), ("scale_b", scale_b)):
         problem.check_tensor(required, t)
     grouped.check_types(mat_a, mat_b, out_dtype, _TENSORS, tensors)
-    beside = GroupedTensors(bias, residual, None, *rows, counts, scale_a, scale_b)
+    beside = GroupedTensors(bias, residual, None, *rows, scale_a, scale_b)
     options = function, out_dtype, name, False
     if not is_traced:
         found = grouped_plans.run(mat_a, mat_b, offs, beside, options)
