@@ -30,6 +30,32 @@ is_traced = torch.compiler.is_dynamo_compiling
 # traced.
 PLAIN = Tensor, Parameter, FakeTensor, FunctionalTensor
 
+# What a type has that overrides nothing. The functions are those of Tensor, which wraps results,
+# and of Parameter, which does not.
+_DISPATCH: Any = Tensor.__torch_dispatch__
+_WRAPS: Any = vars(Tensor)["__torch_function__"].__func__
+_WRAPS_NOT: Any = Parameter.__torch_function__
+
+
+@constant_to_dynamo
+def has_plain_values(kind: type) -> bool:
+    """Returns whether operators compute with tensors of a type as with plain ones: they hold their
+    values themselves, whatever attributes and functions of torch the type adds or overrides.
+    """
+    return kind in PLAIN or (issubclass(kind, Tensor) and kind.__torch_dispatch__ is _DISPATCH)
+
+
+@constant_to_dynamo
+def is_plain_type(kind: type) -> bool:
+    """Returns whether tensors of a type have plain values, and the type overrides no function of
+    torch, so that it need not be asked what a call computes.
+    """
+    if kind in PLAIN:
+        return True
+    function: Any = kind.__torch_function__ if has_plain_values(kind) else None
+    return function is _WRAPS_NOT or getattr(function, "__func__", None) is _WRAPS
+
+
 # For each public function, the parameters that are operands A, B and C of the operators.
 OPERANDS = {
     "matmul": {"a": "input", "b": "other"},
