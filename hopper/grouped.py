@@ -9,9 +9,9 @@ Why it pays: the host reads no size, and no descriptor is written for a group. T
     products of experts need no pass over memory that puts them back in order.
 """
 
+from outblas.hopper.gemm.config import Config
 from outblas.hopper.gemm.group_host import artifact, run, unsupported
 from outblas.hopper.gemm.group_host import gathered as pack_problem
-from outblas.hopper.gemm.kernel import Config
 from outblas.hopper.gemm.packed import group_variant_on as pack_variant
 
 __all__ = [

@@ -12,9 +12,10 @@ from outblas.base.machines import Machine
 from outblas.base.space import Footprint, Space
 from outblas.call.grouped import GroupedProblem
 from outblas.hopper.gemm import group_host as host
-from outblas.hopper.gemm import group_kernel, heuristic, packed, rule_tiles, term_mask
+from outblas.hopper.gemm import heuristic, packed, rule_tiles, term_mask
+from outblas.hopper.gemm.config import Config as Config
+from outblas.hopper.gemm.config import grouped_reason
 from outblas.hopper.gemm.group_variant import variant_of
-from outblas.hopper.gemm.kernel import Config as Config
 from outblas.hopper.gemm.traits import CAPACITIES
 from outblas.hopper.parts.config import SHARED_MEMORY, WARPGROUP, HopperConfig, compile_key
 from outblas.hopper.parts.search_space import footprint_of
@@ -109,7 +110,7 @@ def _unbuildable_reason(config: HopperConfig) -> str | None:
             f"the tiles and the schedule need {config.shared_memory_bytes + _SCHEDULE_BYTES} bytes "
             f"of shared memory, expected at most {SHARED_MEMORY}"
         )
-    return group_kernel.invalid_reason(config)
+    return grouped_reason(config)
 
 
 def _undivided_reason(config: HopperConfig) -> str | None:

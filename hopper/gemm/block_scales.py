@@ -22,7 +22,7 @@ from outblas.hopper.gemm import epilogue_math
 from outblas.hopper.gemm.records import Consumer, Cta, TileMma
 from outblas.hopper.gemm.scale_layout import GRANULE
 from outblas.hopper.gemm.splitk_reduce import opaque
-from outblas.hopper.gemm.traits import batch_last
+from outblas.hopper.gemm.views import batch_last
 from outblas.hopper.parts import config as config_module
 from outblas.hopper.parts.config import WARPGROUP
 

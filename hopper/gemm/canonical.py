@@ -11,8 +11,8 @@ from typing import NamedTuple
 from outblas.call.epilogue import View
 from outblas.call.problem import Problem, transposed, transposed_strides, with_row_major_output
 from outblas.hopper.gemm import operand_copies
-from outblas.hopper.parts import host
 from outblas.hopper.parts.config import HopperConfig
+from outblas.hopper.parts.tma_views import tma_strides
 
 
 class TensorView(NamedTuple):
@@ -145,8 +145,8 @@ def view_of_caller(
 
 def operand_strides(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the strides of A and B with which TMA loads them."""
-    a = host.tma_strides(problem.M, problem.K, problem.a[-2:])
-    b = host.tma_strides(problem.K, problem.columns, problem.b[-2:])
+    a = tma_strides(problem.M, problem.K, problem.a[-2:])
+    b = tma_strides(problem.K, problem.columns, problem.b[-2:])
     assert a, "operand_copies makes operands that TMA can load"
     assert b, "operand_copies makes operands that TMA can load"
     return (*problem.a[:-2], *a), (*problem.b[:-2], *b)

@@ -6,29 +6,22 @@ from typing import Any, Self
 import cutlass
 import cutlass.cute as cute
 import torch
-from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+from cutlass.cute.runtime import make_fake_tensor
 
-from outblas.hopper.gemm import block_scales, epilogue_load, epilogue_store
+from outblas.hopper.gemm import block_scales, subtiles
 from outblas.hopper.gemm.canonical import view_of_caller
 from outblas.hopper.gemm.group_kernel import GroupedTiles
 from outblas.hopper.gemm.kernel import Gemm
 from outblas.hopper.gemm.traits import KernelTraits
 from outblas.hopper.gemm.variant import EPILOGUE_TENSORS, Variant
-from outblas.hopper.parts import compile
+from outblas.hopper.parts import build
 from outblas.hopper.parts.config import SUBTILE_BYTES, HopperConfig
 
 
 def compile_variant(variant: Variant, options: str = "") -> Any:
     """Compiles for sm_90a, with or without a GPU. Returns CuTe DSL's compiled function."""
-    Gemm.kernel.set_name_prefix(variant.name, remove_cutlass_symbol=True, keep_mangled_name=False)
-    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-    with compile.target_arch():
-        return cute.compile(
-            kernel_of(variant.config, variant.traits),
-            *_Arguments.of(variant).all(),
-            stream,
-            options=f"{compile.OPTIONS} {options}",
-        )
+    kernel = kernel_of(variant.config, variant.traits)
+    return build.compiled(kernel, variant.name, _Arguments.of(variant).all(), options)
 
 
 def kernel_of(config: HopperConfig, traits: KernelTraits) -> Gemm:
@@ -66,10 +59,10 @@ class _Arguments:
         traits = self.variant.traits
         rows = cute.sym_int() if traits.gathers else self.M
         sums, counters = (
-            compile.compact(dtype, 1) if self.variant.config.split else None
+            build.compact(dtype, 1) if self.variant.config.split else None
             for dtype in (cutlass.Float32, cutlass.Int32)
         )
-        table = compile.compact(cutlass.Int32, 1) if traits.ordered else None
+        table = build.compact(cutlass.Int32, 1) if traits.ordered else None
         return [
             self.operand("a", (rows, self.K), traits.batched and not traits.form),
             self.operand("b", (self.K, self.columns), traits.batched != bool(traits.form)),
@@ -154,7 +147,7 @@ class _Arguments:
             given_shape = (self.count, *given_shape)
             given_strides = (cute.sym_int64(divisibility=divisor), *given_strides)
         return make_fake_tensor(
-            compile.NUMERIC[dtype],
+            build.NUMERIC[dtype],
             given_shape,
             given_strides,
             assumed_align=divisor * dtype.itemsize,
@@ -172,9 +165,7 @@ class _Arguments:
     @staticmethod
     def _unaligned(dtype: torch.dtype, shape: tuple[Any, ...], strides: tuple[Any, ...]) -> Any:
         """Returns a tensor that is read element by element."""
-        return make_fake_tensor(
-            compile.NUMERIC[dtype], shape, strides, assumed_align=dtype.itemsize
-        )
+        return make_fake_tensor(build.NUMERIC[dtype], shape, strides, assumed_align=dtype.itemsize)
 
 
 def shared_memory(variant: Variant) -> int:
@@ -182,15 +173,14 @@ def shared_memory(variant: Variant) -> int:
     epilogue subtiles do not need, because they overlay the stages of the pipeline, are narrow, or
     do not exist.
     """
-    config, traits, dtype = variant.config, variant.traits, compile.NUMERIC[variant.out_dtype]
-    epilogue_config = config.epilogue_config(traits.gated)
-    columns = epilogue_load.subtile_columns(epilogue_config, dtype)
-    subtile = 64 * columns * variant.out_dtype.itemsize
-    apart = traits.staged and not epilogue_store.overlays_stages(epilogue_config, dtype, traits)
+    config, traits, size = variant.config, variant.traits, variant.out_dtype.itemsize
+    stored = config.epilogue_config(traits.gated)
+    apart = traits.staged and not subtiles.overlays_stages(stored, size, traits)
+    subtile = subtiles.subtile_bytes(stored, size)
     unused = SUBTILE_BYTES - (subtile if apart else 0)
     schedule = 4 * traits.capacity
     scales = 0
     if traits.block_scaled:
         scales = 4 * config.stages * block_scales.stage_scales(config, traits)
-    subtiles = config.consumers * config.epilogue_stages
-    return config.shared_memory_bytes + scales + schedule - subtiles * unused
+    buffers = config.consumers * config.epilogue_stages
+    return config.shared_memory_bytes + scales + schedule - buffers * unused

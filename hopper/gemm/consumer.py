@@ -26,6 +26,7 @@ from outblas.hopper.gemm.epilogue_math import EpilogueOps, EpilogueTile
 from outblas.hopper.gemm.pipeline import GroupPipeline
 from outblas.hopper.gemm.records import Consumer, Cta, SplitKReduction, TileMma
 from outblas.hopper.gemm.tile_scheduler import WorkTile
+from outblas.hopper.gemm.views import tile_of
 from outblas.hopper.parts import roles
 from outblas.hopper.parts.config import WARPGROUP
 from outblas.hopper.parts.pipeline import PipelineState
@@ -317,9 +318,7 @@ def store_registers(
     if cutlass.const_expr(work.end_row is not None):
         extents = (work.end_row, extents[1])
     row = work.first_row(config.tile_m)
-    gC = epilogue_load.tile_of(
-        epilogue.mC, cta.traits.batched, row, work.column, work.matrix, shape
-    )
+    gC = tile_of(epilogue.mC, cta.traits.batched, row, work.column, work.matrix, shape)
     coordinates = cute.make_identity_tensor(epilogue.extents)
     cC = cute.local_tile(cute.domain_offset((row, work.column), coordinates), shape, (0, 0))
     vector, whole_quads = cta.traits.width, (config.mma_n or width) % 32 == 0

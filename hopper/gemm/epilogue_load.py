@@ -1,6 +1,5 @@
-"""The subtiles of C, in which the epilogue loads its source and stores its outputs
-(`epilogue_store`), and the source: an addend or a residual with C's layout is loaded by TMA into
-stages of the pipeline, after a tile's last k tiles.
+"""The source of the epilogue: an addend or a residual with C's layout is loaded by TMA, in
+`subtiles`, into stages of the pipeline, after a tile's last k tiles.
 
 It is loaded while the products run, and occupies memory only until it is read. A stage holds as
 many subtiles, per consumer that shares the tile, as fit in its part of A and in its part of B.
@@ -12,80 +11,24 @@ from cutlass.cute.nvgpu import cpasync
 
 from outblas.hopper.gemm.pipeline import GroupPipeline
 from outblas.hopper.gemm.records import Consumer, EpilogueSource
+from outblas.hopper.gemm.subtiles import (
+    stages_per_tile,
+    subtile_bytes,
+    subtile_columns,
+    subtiles,
+    subtiles_per_stage,
+)
 from outblas.hopper.gemm.tile_scheduler import WorkTile
+from outblas.hopper.gemm.views import tile_of
 from outblas.hopper.parts.config import WARPGROUP
 from outblas.hopper.parts.pipeline import PipelineState
 from outblas.hopper.parts.records import NamedBarrier
 from outblas.hopper.parts.roles import sync_consumer
 
 
-# ---- the parts of a tile of C that are stored through shared memory, and their positions
-def subtile_columns(config, dtype) -> int:
-    """Returns the columns of an epilogue subtile: a power of two of 16-byte units."""
-    columns: int = 1024 // dtype.width
-    while columns > min(config.tile_widths):
-        columns //= 2
-    return columns
-
-
-def subtile_starts(width: int, columns: int) -> list[int]:
-    """Returns the first column of each subtile of a tile `width` columns wide. Where subtiles do
-    not divide the width, the last one overlaps its neighbour.
-    """
-    starts = list(range(0, width - columns + 1, columns))
-    return starts if width % columns == 0 else [*starts, width - columns]
-
-
-def subtiles(config, dtype, width: int) -> list[tuple[int, int]]:
-    """Returns the row group and the first column of each subtile that a consumer stores of a tile
-    `width` columns wide.
-    """
-    rows, columns = (
-        config.tile_m // (64 * config.warpgroups_per_tile),
-        subtile_columns(config, dtype),
-    )
-    return [(i, start) for i in range(rows) for start in subtile_starts(width, columns)]
-
-
-def tile_of(tensor, batched: bool, row, column, matrix, shape, half: int = 0):
-    """Returns the part of C, or of a tensor of its shape, that begins at (row, column) of one
-    matrix. A tensor of gated pairs has one more mode, which selects the `half` of the columns.
-    """
-    rest = (half,) * (cute.rank(tensor) - 2 - batched) + (matrix,) * batched
-    return cute.local_tile(
-        cute.domain_offset((row, column, *(0 for _ in rest)), tensor), shape, (0, 0, *rest)
-    )
-
-
-def subtile_bytes(epilogue_config, dtype) -> int:
-    return int(64 * subtile_columns(epilogue_config, dtype) * dtype.width // 8)
-
-
-def subtiles_per_stage(config, epilogue_config, dtype) -> int:
-    """Returns the subtiles per consumer in a stage; 0 where stages do not begin at whole
-    swizzles.
-    """
-    if config.tile_k < 64:
-        return 0
-    rows, size = (config.tile_m, config.stage_n), subtile_bytes(epilogue_config, dtype)
-    return int(
-        sum(extent * config.tile_k * 2 // size for extent in rows) // config.warpgroups_per_tile
-    )
-
-
-def stages_per_tile(config, epilogue_config, dtype) -> int:
-    """Returns the number of stages for the source of a tile, which is the same for tiles of every
-    width.
-    """
-    most = max(
-        len(subtiles(epilogue_config, dtype, width)) for width in epilogue_config.tile_widths
-    )
-    return -(-most // subtiles_per_stage(config, epilogue_config, dtype))
-
-
 def subtile_pointer(source: EpilogueSource, index, number: int):
     """Returns the address of subtile `number` in stage `index`."""
-    config, size = source.config, subtile_bytes(source.epilogue_config, source.dtype)
+    config, size = source.config, subtile_bytes(source.epilogue_config, source.size)
     bytes_a, bytes_b = (extent * config.tile_k * 2 for extent in (config.tile_m, config.stage_n))
     in_a = bytes_a // size
     if number < in_a:
@@ -112,7 +55,7 @@ def load(
     synchronise.
     """
     config, epilogue_config = source.config, source.epilogue_config
-    stages = stages_per_tile(config, epilogue_config, source.dtype)
+    stages = stages_per_tile(config, epilogue_config, source.size)
     for number in cutlass.range_constexpr(stages):
         if cutlass.const_expr(issues):
             pipeline.producer_acquire(state)
@@ -141,13 +84,13 @@ def fill_stage(
     number: cutlass.Constexpr,
 ):
     """Loads the subtiles of all consumers into the stage `number` of a tile's source."""
-    epilogue_config, dtype = source.epilogue_config, source.dtype
-    per = subtiles_per_stage(source.config, epilogue_config, dtype)
-    columns = subtile_columns(epilogue_config, dtype)
-    batch = subtiles(epilogue_config, dtype, width)[number * per :][:per]
+    epilogue_config, size = source.epilogue_config, source.size
+    per = subtiles_per_stage(source.config, epilogue_config, size)
+    columns = subtile_columns(epilogue_config, size)
+    batch = subtiles(epilogue_config, size, width)[number * per :][:per]
     consumers = source.config.warpgroups_per_tile
     pipeline.arrive_and_expect_tx(
-        state, len(batch) * consumers * subtile_bytes(epilogue_config, dtype)
+        state, len(batch) * consumers * subtile_bytes(epilogue_config, size)
     )
     for consumer in cutlass.range_constexpr(consumers):
         for n in cutlass.range_constexpr(len(batch)):
@@ -184,7 +127,7 @@ def stage_states(source: EpilogueSource, pipeline: GroupPipeline, state: Pipelin
     first.
     """
     states = [state]
-    while len(states) < stages_per_tile(source.config, source.epilogue_config, source.dtype):
+    while len(states) < stages_per_tile(source.config, source.epilogue_config, source.size):
         states.append(pipeline.advance(states[-1]))
     return states
 
@@ -214,14 +157,14 @@ def read_subtile(
     """One consumer: returns this thread's values of subtile `number`. C may have the addend's
     memory, so the next subtile must have arrived before this one is stored if both share columns.
     """
-    per = subtiles_per_stage(source.config, source.epilogue_config, source.dtype)
+    per = subtiles_per_stage(source.config, source.epilogue_config, source.size)
     state = states[number // per]
     if cutlass.const_expr(number % per == 0):
         pipeline.consumer_wait(state)
     ends = number + 1 == len(subtiles)
     if cutlass.const_expr((number + 1) % per == 0 and not ends):
         (i, start), (next_i, next_start) = subtiles[number : number + 2]
-        columns = subtile_columns(source.epilogue_config, source.dtype)
+        columns = subtile_columns(source.epilogue_config, source.size)
         if cutlass.const_expr(i == next_i and next_start < start + columns):
             pipeline.consumer_wait(states[(number + 1) // per])
 
@@ -266,7 +209,7 @@ def release_rest(
     """One consumer, after the last of `count` subtiles: releases the stages that a narrow tile does
     not use.
     """
-    per = subtiles_per_stage(source.config, source.epilogue_config, source.dtype)
+    per = subtiles_per_stage(source.config, source.epilogue_config, source.size)
     for state in states[-(-count // per) :]:
         pipeline.consumer_wait(state)
         release_stage(consumer, pipeline, state)

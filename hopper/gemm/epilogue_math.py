@@ -39,9 +39,8 @@ _SQUARE = {
     "silu": (_LOG2E,),
 }
 # "gelu_fit": gelu(x) = max(x, 0) - t Φ(-t), t = min(|x|, 6), with one special function. The tables
-# hold log2 Φ(-t) in powers of -t. The result is within FIT of gelu's value for bf16, within 4.1e-6
-# for fp16, and within 6e-9 of 0 below -5.
-FIT = 1.3e-5
+# hold log2 Φ(-t) in powers of -t. The result is within `traits.FIT` of gelu's value for bf16,
+# within 4.1e-6 for fp16, and within 6e-9 of 0 below -5.
 _TAIL = {
     BFloat16: (
         -1.0000170469284058,
@@ -134,13 +133,6 @@ def registers(config, width: int, i: int, start: int, columns: int, half: int = 
 
 
 # ---- activations
-def resolve_activation(name: str, size: int, K: int) -> str:
-    """Returns the activation as the kernel computes it. For 16-bit outputs gelu becomes a fit, if
-    the bound of K roundings in fp32 is larger than the fit's error.
-    """
-    return "gelu_fit" if name == "gelu" and size == 2 and K * 2**-23 > FIT else name
-
-
 def polynomial(coefficients, x):
     """Evaluates a polynomial whose coefficients start with the constant."""
     value = Float32(coefficients[-1])

@@ -1,10 +1,9 @@
 """Stores C of `hopper.gemm` through shared memory. It extends `parts.epilogue_store` to tiles of
 any width and to C by rows or by columns.
 
-An epilogue subtile has 64 rows, and as many columns as a row of 128 bytes holds or the narrowest
-tile has. Where subtiles do not divide a tile's width, the last one overlaps its neighbour: both
-write the same values there, and a single TMA box serves every width. The contract of a buffer is
-that of `parts.epilogue_store`.
+Where `subtiles` do not divide a tile's width, the last one overlaps its neighbour: both write the
+same values there, and a single TMA box serves every width. The contract of a buffer is that of
+`parts.epilogue_store`.
 
 `epilogue_math` computes the outputs from the accumulators; `epilogue_load` loads a source that has
 C's layout.
@@ -21,9 +20,16 @@ from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 from cutlass.utils import hopper_helpers
 
 from outblas.hopper.gemm import block_quantize, epilogue_load, epilogue_math, row_stores
-from outblas.hopper.gemm.epilogue_load import subtile_columns, subtiles, tile_of
 from outblas.hopper.gemm.pipeline import GroupPipeline
 from outblas.hopper.gemm.records import Consumer, CtaEpilogue, EpilogueTma, TmaTensor
+from outblas.hopper.gemm.subtiles import (
+    buffer_count,
+    overlays_own_rows,
+    overlays_stages,
+    subtile_columns,
+    subtiles,
+)
+from outblas.hopper.gemm.views import tile_of
 from outblas.hopper.parts.config import WARPGROUP
 from outblas.hopper.parts.epilogue_store import wait_stores_read
 from outblas.hopper.parts.pipeline import PipelineState
@@ -70,52 +76,14 @@ class StorePass:
     waits_first: bool
 
 
-def buffer_count(config, dtype, traits) -> int:
-    """Returns the number of subtiles of one consumer in shared memory.
-
-    A CTA that has only one tile lays all its subtiles over the pipeline's stages, which it has read
-    by then. They fit unless there are few k tiles and C's elements are wide. This is not done where
-    the epilogue's source or x need buffers too. Staggered consumers lay their subtiles over rows
-    that no other consumer reads.
-    """
-    count = max(len(subtiles(config, dtype, width)) for width in config.tile_widths)
-    room = count * config.consumers * 64 * subtile_columns(config, dtype) * dtype.width // 8
-    fits = room <= config.stages * config.stage_bytes
-    alone = not traits.source and traits.aux != "staged"
-    return count if traits.single_wave and fits and alone else config.epilogue_stages
-
-
-def overlays_stages(config, dtype, traits) -> bool:
-    """Returns whether the buffers overlay the pipeline's stages."""
-    return bool(buffer_count(config, dtype, traits) > config.epilogue_stages)
-
-
-def overlays_own_rows(config, dtype, traits) -> bool:
-    """Returns whether a consumer's buffers overlay the rows of A that only this consumer reads.
-
-    It may then write them as soon as its own products are complete: when a warp has waited for its
-    wgmma groups, those of its whole warpgroup are complete. `consumer_release` relies on that too.
-    """
-    return bool(traits.staggered_tail and overlays_stages(config, dtype, traits))
-
-
-def fits_own_rows(config, dtype) -> bool:
-    """Returns whether all subtiles of a consumer fit over its rows of A. A subtile overlays 64 rows
-    of a stage, and must take as many bytes.
-    """
-    rows = config.tile_m // (64 * config.warpgroups_per_tile) * config.stages
-    same_bytes = subtile_columns(config, dtype) * dtype.width == config.tile_k * 16 == 64 * 16
-    count = max(len(subtiles(config, dtype, width)) for width in config.tile_widths)
-    return bool(same_bytes and count <= rows)
-
-
 def make_tma(config, c, aux, source, traits) -> EpilogueTma:
     """Host: prepares the TMA arguments for C, x and the epilogue's source."""
     dtype = c.element_type
-    columns = subtile_columns(config, dtype)
-    kind = _ROWS.MN_SW128 if traits.by_columns else _BY_BYTES[columns * dtype.width // 8]
+    size = dtype.width // 8
+    columns = subtile_columns(config, size)
+    kind = _ROWS.MN_SW128 if traits.by_columns else _BY_BYTES[columns * size]
     atom = warpgroup.make_smem_layout_atom(kind, dtype)
-    count = buffer_count(config, dtype, traits) * config.consumers
+    count = buffer_count(config, size, traits) * config.consumers
     buffers = cute.tile_to_shape(atom, (64, columns, count), (0, 1, 2))
     one = cute.tile_to_shape(atom, (64, columns), (0, 1))
 
@@ -137,7 +105,7 @@ def alloc_smem(smem, config, tma: EpilogueTma, dtype, traits, stages):
     `stages`.
     """
     layout = tma.layout
-    if overlays_stages(config, dtype, traits):
+    if overlays_stages(config, dtype.width // 8, traits):
         return cute.make_tensor(cute.recast_ptr(stages, layout.inner, dtype), layout.outer)
     return smem.allocate_tensor(dtype, layout.outer, 1024, swizzle=layout.inner)
 
@@ -147,7 +115,7 @@ def make_writer(epilogue: CtaEpilogue, mma_dtype, consumer, thread) -> SubtileWr
     reads subtiles: matrix instructions for 16-bit elements, pairs for others.
     """
     dtype, config, traits = epilogue.dtype, epilogue.config, epilogue.traits
-    columns = subtile_columns(config, dtype)
+    columns = subtile_columns(config, epilogue.size)
     if dtype.width == 16:
         matrices = 4 if columns % 16 == 0 else 2
         store_atom, load_atom = (
@@ -167,9 +135,9 @@ def make_writer(epilogue: CtaEpilogue, mma_dtype, consumer, thread) -> SubtileWr
     store_copy = cute.make_tiled_copy_S(store_atom, fragment)
     load_copy = cute.make_tiled_copy_S(load_atom, fragment)
     part = store_copy.get_slice(thread % WARPGROUP)
-    count = buffer_count(config, dtype, traits)
+    count = buffer_count(config, epilogue.size, traits)
     numbers = count
-    if overlays_own_rows(config, dtype, traits):
+    if overlays_own_rows(config, epilogue.size, traits):
         # The 64-row blocks of a stage of A belong to the consumers in turn.
         numbers = cute.make_layout((count,), stride=(config.consumers,))
     buffers = cute.local_tile(epilogue.sC, (64, columns, numbers), (0, 0, consumer))
@@ -191,8 +159,8 @@ def wait_mainloop_done(epilogue: CtaEpilogue):
     This is not part of `store`, because not all consumers of a tile may reach that: with partitions
     of K only the last to arrive does.
     """
-    config, dtype, traits = epilogue.config, epilogue.dtype, epilogue.traits
-    waits = overlays_stages(config, dtype, traits) and not overlays_own_rows(config, dtype, traits)
+    config, size, traits = epilogue.config, epilogue.size, epilogue.traits
+    waits = overlays_stages(config, size, traits) and not overlays_own_rows(config, size, traits)
     if cutlass.const_expr(config.warpgroups_per_tile > 1 and waits):
         cute.arch.barrier(
             barrier_id=int(NamedBarrier.ALL_CONSUMERS),
@@ -225,12 +193,12 @@ def store(
 
 def make_pass(epilogue: CtaEpilogue, width: int, what: str, half: int, free: bool) -> StorePass:
     """Returns the pass that stores "aux" or "out". `free`: the first buffers need no wait."""
-    fresh = overlays_stages(epilogue.config, epilogue.dtype, epilogue.traits)
+    fresh = overlays_stages(epilogue.config, epilogue.size, epilogue.traits)
     return StorePass(
         aux=what == "aux",
         half=half,
         tma=epilogue.tma.aux if what == "aux" else epilogue.tma.c,
-        subtiles=tuple(subtiles(epilogue.config, epilogue.dtype, width)),
+        subtiles=tuple(subtiles(epilogue.config, epilogue.size, width)),
         overlays_stages=fresh,
         waits=not fresh,
         waits_first=not fresh and not free,

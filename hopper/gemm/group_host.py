@@ -19,10 +19,10 @@ from outblas.call.grouped import (
 )
 from outblas.call.sm_carveout import reserved
 from outblas.hopper.gemm import group_layouts as layouts
-from outblas.hopper.gemm.compile import compile_variant, shared_memory
+from outblas.hopper.gemm.config import Config
 from outblas.hopper.gemm.group_rule import config_for as config_for
 from outblas.hopper.gemm.group_variant import variant_of
-from outblas.hopper.gemm.kernel import Config
+from outblas.hopper.gemm.on_demand import compile_variant, shared_memory
 from outblas.hopper.gemm.rule_cycles import Rates, device_rates
 from outblas.hopper.gemm.traits import CAPACITIES
 from outblas.hopper.parts import bounds, compile, tile_order

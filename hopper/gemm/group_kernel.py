@@ -42,6 +42,7 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 
 from outblas.hopper.gemm import gather, group_scheduler
+from outblas.hopper.gemm.config import grouped_reason
 from outblas.hopper.gemm.group_scheduler import GroupedParams, GroupedScheduler, GroupedWorkTile
 from outblas.hopper.gemm.kernel import Gemm
 from outblas.hopper.gemm.pipeline import GroupPipeline
@@ -75,21 +76,6 @@ class GroupedLoads:
     stages: Any
 
 
-# Fields of a config of `hopper.gemm` that have no meaning where groups divide a product.
-_OF_WHOLE_PRODUCTS = ("variable_tile_n", "pingpong", "split_k", "stream_k", "cluster_k", "pdl")
-
-
-def invalid_reason(config: HopperConfig) -> str | None:
-    """Returns why no kernel of groups can be built from a config, or None."""
-    for name in _OF_WHOLE_PRODUCTS:
-        value, default = getattr(config, name), getattr(HopperConfig(), name)
-        if value != default:
-            return f"{name} is {value}, expected {default} where groups are divided"
-    if config.epilogue_stages == 0:
-        return "epilogue_stages is 0, expected at least 1: rows of a group are stored from there"
-    return Gemm.invalid_reason(config)
-
-
 @dataclass(frozen=True)
 class GroupedTiles:
     """The scheduler and the loader of groups, in the place of `tma_load.DenseTiles`.
@@ -104,7 +90,7 @@ class GroupedTiles:
     writes_schedule = True
 
     def __post_init__(self) -> None:
-        if reason := invalid_reason(self.config):
+        if reason := grouped_reason(self.config):
             raise ValueError(f"config: {reason}")
 
     @property

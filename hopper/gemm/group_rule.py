@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from outblas.call.fp8 import BLOCK
 from outblas.call.grouped import FEW_ROWS, GroupedProblem
+from outblas.hopper.gemm.config import Config
 from outblas.hopper.gemm.group_variant import are_scales_wide, has_whole_halves, turns
-from outblas.hopper.gemm.kernel import Config
 from outblas.hopper.gemm.rule_cycles import REACHED, STEADY_BYTES, Rates
 from outblas.hopper.gemm.rule_tiles import RuleTile, tiles_of
 from outblas.hopper.gemm.scale_layout import GRANULE

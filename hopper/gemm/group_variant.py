@@ -2,12 +2,11 @@
 
 from outblas.call import fp8
 from outblas.call.grouped import GroupedProblem
-from outblas.hopper.gemm import epilogue_load, epilogue_math
 from outblas.hopper.gemm import group_layouts as layouts
+from outblas.hopper.gemm import subtiles
 from outblas.hopper.gemm.scale_layout import is_wide
-from outblas.hopper.gemm.traits import CAPACITIES, KernelTraits
+from outblas.hopper.gemm.traits import CAPACITIES, KernelTraits, resolve_activation
 from outblas.hopper.gemm.variant import Variant
-from outblas.hopper.parts import compile
 from outblas.hopper.parts.config import HopperConfig, compile_key
 
 
@@ -28,7 +27,7 @@ def variant_of(problem: GroupedProblem, config: HopperConfig) -> Variant:
         by_columns=problem.exchanged,
         staged=not problem.exchanged,
         batched=is_ragged_k,
-        function=epilogue_math.resolve_activation(
+        function=resolve_activation(
             epilogue.function, problem.out_dtype.itemsize, 0 if is_ragged_k else problem.K
         ),
         formats=formats,
@@ -103,8 +102,8 @@ def _residual_access(problem: GroupedProblem, config: HopperConfig) -> str:
         return "scattered"
     if problem.exchanged or problem.gathers:  # whose stages have other arrivals
         return "matrix"
-    stored, dtype = config.epilogue_config(problem.epilogue.gated), problem.out_dtype
-    has_room = epilogue_load.subtiles_per_stage(config, stored, compile.NUMERIC[dtype]) > 0
+    stored, size = config.epilogue_config(problem.epilogue.gated), problem.out_dtype.itemsize
+    has_room = subtiles.subtiles_per_stage(config, stored, size) > 0
     if has_room and config.stages > 1 and layouts.in_granules(problem, residual):
         return "staged"
     return "batch" if problem.form == "ragged_k" else "matrix"

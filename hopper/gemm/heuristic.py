@@ -14,7 +14,7 @@ from outblas.call.epilogue import NONE
 from outblas.call.problem import Problem, with_row_major_output
 from outblas.device import clusters, l2
 from outblas.hopper.gemm import operand_copies
-from outblas.hopper.gemm.kernel import Config
+from outblas.hopper.gemm.config import Config
 from outblas.hopper.gemm.rule_cycles import (
     FEW,
     HELD,

@@ -15,9 +15,9 @@ from outblas.call.problem import Launch, Problem
 from outblas.call.sm_carveout import usable
 from outblas.hopper.gemm import gpc_placement, heuristic, operand_copies, rule_cycles
 from outblas.hopper.gemm.canonical import canonicalize, orient
-from outblas.hopper.gemm.compile import compile_variant, shared_memory
-from outblas.hopper.gemm.kernel import Config, Gemm
+from outblas.hopper.gemm.config import Config, invalid_reason
 from outblas.hopper.gemm.launcher import launcher
+from outblas.hopper.gemm.on_demand import compile_variant, shared_memory
 from outblas.hopper.gemm.rule_cycles import device_rates
 from outblas.hopper.gemm.schedule import tile_grid, tile_schedule
 from outblas.hopper.gemm.variant import example_variant, variant_of
@@ -37,7 +37,7 @@ def unsupported(problem: Problem, config: HopperConfig | None = None) -> str | N
     """Returns why the kernel cannot compute this problem, or None. The message says what is needed
     and what was given. All strides are supported.
     """
-    if config is not None and (reason := Gemm.invalid_reason(config)):
+    if config is not None and (reason := invalid_reason(config)):
         return f"config: {reason}"
     if reason := bounds.extents(problem):
         return reason

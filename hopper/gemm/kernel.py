@@ -12,7 +12,6 @@ from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import hopper_helpers
 
-from outblas.base import registry
 from outblas.hopper.gemm import (
     block_scales,
     cluster_reduce,
@@ -24,6 +23,7 @@ from outblas.hopper.gemm import (
     tma_load,
 )
 from outblas.hopper.gemm.block_scales import BlockScales
+from outblas.hopper.gemm.config import invalid_reason
 from outblas.hopper.gemm.consumer import consumer_loop
 from outblas.hopper.gemm.pipeline import GroupPipeline
 from outblas.hopper.gemm.records import (
@@ -36,18 +36,15 @@ from outblas.hopper.gemm.records import (
     MmaOperands,
     SplitKWorkspace,
 )
-from outblas.hopper.gemm.traits import KernelTraits, batch_last, split_gated
+from outblas.hopper.gemm.subtiles import stages_per_tile
+from outblas.hopper.gemm.traits import KernelTraits
+from outblas.hopper.gemm.views import batch_last, split_gated
 from outblas.hopper.parts import epilogue_store as tma_store
 from outblas.hopper.parts.base import check_stage_bytes, make_operands
-from outblas.hopper.parts.config import MAX_STAGES, WARPGROUP, HopperConfig
-from outblas.hopper.parts.config_limits import invalid_reason
+from outblas.hopper.parts.config import WARPGROUP, HopperConfig
 from outblas.hopper.parts.records import TmaOperand, WarpContext, WarpRole
 
 FORMATS = {"e4m3": cutlass.Float8E4M3FN, "e5m2": cutlass.Float8E5M2}
-BESIDE = 4  # as many stages' barriers as split-K's words and barriers take
-
-
-Config = registry.config_type(HopperConfig, "hopper.gemm")
 
 
 class Gemm:
@@ -142,21 +139,10 @@ class Gemm:
     """
 
     def __init__(self, config: HopperConfig, traits: KernelTraits, tiles: Any = None):
-        if reason := self.invalid_reason(config):
+        if reason := invalid_reason(config):
             raise ValueError(f"config: {reason}")
         self.config, self.traits = config, traits
         self.tiles = tiles or tma_load.DenseTiles(config, traits)
-
-    @staticmethod
-    def invalid_reason(config: HopperConfig) -> str | None:
-        if config.phases:
-            return "phases is True, expected False: a rung of the ladder counts cycles"
-        if config.stages > MAX_STAGES - BESIDE:
-            return (
-                f"stages is {config.stages}, expected at most {MAX_STAGES - BESIDE}: the "
-                "memory of the barriers also holds split-K's"
-            )
-        return invalid_reason(config)
 
     @property
     def staged(self):
@@ -439,7 +425,7 @@ class Gemm:
         """Returns the number of stages for the epilogue's source of each tile."""
         if not self.traits.source:
             return 0
-        return epilogue_load.stages_per_tile(self.config, self.epilogue_config, dtype)
+        return stages_per_tile(self.config, self.epilogue_config, dtype.width // 8)
 
     @cute.jit
     def await_previous_call(self, warp):

@@ -18,7 +18,7 @@ from outblas.hopper.gemm import operand_copies, workspace
 from outblas.hopper.gemm.canonical import CanonicalProblem, TensorView, batch_offset
 from outblas.hopper.gemm.schedule import TileSchedule
 from outblas.hopper.gemm.variant import EPILOGUE_TENSORS, Variant, epilogue_tensor_view, tensor_view
-from outblas.hopper.parts.host import view
+from outblas.hopper.parts.tma_views import view
 
 # Where the tensors of the epilogue that an `FfiCall` can view stand among those of a call.
 EPILOGUE_INDEX = {"addend": 2, "bias": 4, "residual": 5}

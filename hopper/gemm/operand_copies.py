@@ -10,8 +10,8 @@ import torch
 from outblas.call.problem import Problem, Strides, with_row_major_output
 from outblas.call.tensor_memory import LINE
 from outblas.device import l2
-from outblas.hopper.parts import host
 from outblas.hopper.parts.config import HopperConfig
+from outblas.hopper.parts.tma_views import tma_strides
 
 _LINE_ELEMENTS = LINE // 2
 _GRANULE = 8  # elements in the 16 bytes that TMA requires
@@ -30,7 +30,7 @@ def needs_copy(problem: Problem) -> tuple[bool, bool]:
 def _tma_can_load(rows: int, columns: int, strides: Strides, alignment: int) -> bool:
     if alignment < 16 or any(stride % _GRANULE for stride in strides[:-2]):
         return False
-    return host.tma_strides(rows, columns, strides[-2:]) is not None
+    return tma_strides(rows, columns, strides[-2:]) is not None
 
 
 def cache_lines_per_row(problem: Problem) -> tuple[int, int]:

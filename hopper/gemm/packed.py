@@ -6,10 +6,10 @@ from outblas.base.machines import Machine
 from outblas.call.grouped import GroupedProblem
 from outblas.call.problem import Problem
 from outblas.hopper.gemm import gpc_placement, group_layouts, heuristic, smid_probe
-from outblas.hopper.gemm.compile import compile_variant
 from outblas.hopper.gemm.group_rule import config_for
 from outblas.hopper.gemm.group_variant import variant_of as group_variant_of
 from outblas.hopper.gemm.host import unsupported
+from outblas.hopper.gemm.on_demand import compile_variant
 from outblas.hopper.gemm.variant import Variant, example_variant
 from outblas.hopper.parts import compile
 from outblas.hopper.parts.config import HopperConfig

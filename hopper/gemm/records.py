@@ -128,6 +128,11 @@ class CtaEpilogue:
     tma: Any
     sC: Any
 
+    @property
+    def size(self) -> int:
+        """The bytes of an element of C."""
+        return int(self.dtype.width // 8)
+
 
 @dataclass(frozen=True)
 class EpilogueSource:
@@ -143,6 +148,11 @@ class EpilogueSource:
     epilogue_config: HopperConfig
     dtype: Any
     batched: bool
+
+    @property
+    def size(self) -> int:
+        """The bytes of an element of C."""
+        return int(self.dtype.width // 8)
 
 
 @dataclass(frozen=True)

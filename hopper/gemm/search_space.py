@@ -11,8 +11,9 @@ from outblas.base.space import Footprint, LazySpace, Space
 from outblas.call.problem import Problem, with_row_major_output
 from outblas.call.tensor_memory import LINE
 from outblas.hopper.gemm import heuristic, operand_copies, rule_tiles
+from outblas.hopper.gemm.config import Config
+from outblas.hopper.gemm.config import invalid_reason as unbuildable_reason
 from outblas.hopper.gemm.host import unsupported
-from outblas.hopper.gemm.kernel import Config, Gemm
 from outblas.hopper.gemm.rule_cycles import FEW
 from outblas.hopper.parts import tile_order
 from outblas.hopper.parts.config import HopperConfig, compile_key
@@ -52,7 +53,7 @@ def space(problem: Problem, machine: Machine) -> Space[HopperConfig]:
     those of sm_90, in `invalid_reason`. Stages and epilogue stages are no axes: as many as fit are
     used, because they cost nothing but shared memory.
     """
-    unsupported_reason, buildable_reason = unsupported(problem), _remembered(Gemm.invalid_reason)
+    unsupported_reason, buildable_reason = unsupported(problem), _remembered(unbuildable_reason)
     footprints = Footprints(problem)
 
     def invalid_reason(config: HopperConfig) -> str | None:

@@ -1,10 +1,6 @@
-"""The traits of a call that are fixed when `hopper.gemm` is compiled, and the kernel's views of its
-tensors.
-"""
+"""The traits of a call that are fixed when `hopper.gemm` is compiled."""
 
 from dataclasses import dataclass
-
-import cutlass.cute as cute
 
 from outblas.call import fp8
 
@@ -169,21 +165,13 @@ class KernelTraits:
         return max(least, 16 // size) if self.staged and not self.by_columns else least
 
 
-def split_gated(tensor, mode: int, columns):
-    """Views a tensor (M, N, L), whose `mode` has 2 · `columns` elements, as a tensor whose third
-    mode selects one half of them.
-    """
-    shape, stride = list(tensor.layout.shape), list(tensor.layout.stride)
-    shape[mode : mode + 1], shape[2:2] = [columns], [2]
-    stride[2:2] = [stride[mode] * columns]
-    return cute.make_tensor(tensor.iterator, cute.make_layout(tuple(shape), stride=tuple(stride)))
+# "gelu_fit", with which 16-bit outputs are computed, is within this of gelu's value for bf16, in
+# fractions of |x| (`epilogue_math`).
+FIT = 1.3e-5
 
 
-def batch_last(tensor, transposed: bool):
-    """Views a tensor of the host, (L, M, N) or (M, N), as (M, N, L) or (M, N); exchanges its rows
-    and columns if they are `transposed`.
+def resolve_activation(name: str, size: int, K: int) -> str:
+    """Returns the activation as the kernel computes it. For 16-bit outputs gelu becomes a fit, if
+    the bound of K roundings in fp32 is larger than the fit's error.
     """
-    batch = list(range(cute.rank(tensor) - 2))
-    pair = [len(batch), len(batch) + 1]
-    order = (pair[::-1] if transposed else pair) + batch
-    return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=order))
+    return "gelu_fit" if name == "gelu" and size == 2 and K * 2**-23 > FIT else name

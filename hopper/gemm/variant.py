@@ -10,7 +10,7 @@ from outblas.call import fp8
 from outblas.call.epilogue import TENSORS, View
 from outblas.call.problem import Problem
 from outblas.device import clusters
-from outblas.hopper.gemm import epilogue_load, epilogue_math, epilogue_store, scale_layout
+from outblas.hopper.gemm import scale_layout, subtiles
 from outblas.hopper.gemm.canonical import (
     CanonicalProblem,
     TensorView,
@@ -19,7 +19,7 @@ from outblas.hopper.gemm.canonical import (
     output_strides,
 )
 from outblas.hopper.gemm.schedule import TileGrid, tile_grid
-from outblas.hopper.gemm.traits import KernelTraits
+from outblas.hopper.gemm.traits import KernelTraits, resolve_activation
 from outblas.hopper.parts import compile
 from outblas.hopper.parts.config import HopperConfig, compile_key
 
@@ -104,7 +104,7 @@ def variant_of(
         ordered=_takes_a_table(grid, config, single_wave, resident),
         single_wave=single_wave,
         scaled=problem.scaled,
-        function=epilogue_math.resolve_activation(
+        function=resolve_activation(
             problem.epilogue.function, problem.out_dtype.itemsize, problem.K
         ),
         gated=problem.epilogue.gated,
@@ -184,11 +184,11 @@ def _can_stagger(problem: Problem, config: HopperConfig, traits: KernelTraits) -
         return False
     if not traits.single_wave:
         return True
-    stored, dtype = config.epilogue_config(traits.gated), compile.NUMERIC[problem.out_dtype]
-    apart = not epilogue_store.overlays_stages(stored, dtype, traits)
+    stored, size = config.epilogue_config(traits.gated), problem.out_dtype.itemsize
+    apart = not subtiles.overlays_stages(stored, size, traits)
     moves_more = traits.source or traits.aux == "staged"
     return bool(traits.staged and not moves_more) and (
-        apart or epilogue_store.fits_own_rows(stored, dtype)
+        apart or subtiles.fits_own_rows(stored, size)
     )
 
 
@@ -267,15 +267,15 @@ def can_load_source(problem: Problem, config: HopperConfig) -> bool:
     multiplies, while the last k tile is still in its stage.
     """
     epilogue_config = config.epilogue_config(problem.epilogue.gated)
-    dtype = compile.NUMERIC[problem.out_dtype]
+    size = problem.out_dtype.itemsize
     whole_tiles = not config.split and config.cluster_k == 1
     if not whole_tiles or config.stages == 1:
         return False
-    if epilogue_load.subtiles_per_stage(config, epilogue_config, dtype) == 0:
+    if subtiles.subtiles_per_stage(config, epilogue_config, size) == 0:
         return False
     if not config.pingpong:
         return True
-    stages = epilogue_load.stages_per_tile(config, epilogue_config, dtype)
+    stages = subtiles.stages_per_tile(config, epilogue_config, size)
     return stages + config.in_flight <= config.stages
 
 

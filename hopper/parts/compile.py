@@ -1,6 +1,5 @@
 """Compiles Hopper kernels, with or without a GPU, and keeps the compiled code on disk."""
 
-import contextlib
 import dataclasses
 import functools
 import platform
@@ -11,34 +10,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import cutlass
-import cutlass.cute as cute
 import torch
-from cutlass.cute.runtime import (
-    load_module,
-    make_fake_compact_tensor,
-)
 
 from outblas.base import cache, forks
-from outblas.base.compat import cute_private
 from outblas.base.configs import to_text
 from outblas.base.facts import version_of
 from outblas.call.artifact import Artifact, cta_threads, example
 from outblas.call.grouped import GroupedProblem
 from outblas.call.problem import Problem, dtype_name
-from outblas.device import sources
+from outblas.device import exported, sources
 from outblas.hopper.parts.config import HopperConfig
 
 ARCH = "sm_90a"
-OPTIONS = "--enable-tvm-ffi --opt-level 3" + cute_private.arch_option(ARCH)
+OPTIONS = "--enable-tvm-ffi --opt-level 3"
 LONGEST_NAME = 200  # characters of a kernel's name
-
-NUMERIC = {
-    torch.bfloat16: cutlass.BFloat16,
-    torch.float16: cutlass.Float16,
-    torch.float32: cutlass.Float32,
-    torch.float8_e4m3fn: cutlass.Uint8,  # kernels get these outputs as bytes
-}
 
 SHORT = {
     torch.bfloat16: "bf16",
@@ -94,7 +79,7 @@ def load(variant: CompileKey, build: Callable[[], Any]) -> Callable[..., None]:
                 variant.cache_key_fields,
                 build=build,
                 save=_saver(variant),
-                load=lambda path: load_module(str(path), enable_tvm_ffi=True)[variant.name],
+                load=lambda path: exported.load(path, variant.name),
             )
         return _loaded[variant]
 
@@ -128,7 +113,7 @@ def cache_key_fields(
 def toolchain_fields() -> dict[str, object]:
     """Returns the facts that every compiled kernel on disk depends on."""
     # Its libraries for CUDA 12 and 13 have different assemblers, and the driver decides which load.
-    cuda = cutlass.CUDA_VERSION.major
+    cuda = exported.cuda_of_dsl()
     return {
         "arch": ARCH,
         "options": OPTIONS,
@@ -142,12 +127,6 @@ def toolchain_fields() -> dict[str, object]:
 def source_fingerprint() -> str:
     """Returns a digest that changes with any source file that a kernel of the ladder may call."""
     return sources.fingerprint(sys.modules[__name__.rpartition(".parts")[0]])
-
-
-def compact(dtype: Any, dims: int) -> Any:
-    """Returns a contiguous fake tensor of any size."""
-    shape = tuple(cute.sym_int() for _ in range(dims))
-    return make_fake_compact_tensor(dtype, shape, stride_order=tuple(reversed(range(dims))))
 
 
 def compile_code(variant: CompileKey, build: Callable[[str], Any]) -> CompiledCode:
@@ -237,8 +216,3 @@ def assembler_log(remarks: str) -> str:
     """
     logs = re.findall(r"- Remark: +'ptxas output: ((?:[^']|'')*)'", remarks)
     return "\n".join(log.replace("''", "'").strip() for log in logs) + "\n"
-
-
-def target_arch() -> contextlib.AbstractContextManager[None]:
-    """Compiles for ARCH whatever GPU is present."""
-    return cute_private.target_arch(ARCH)

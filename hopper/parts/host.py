@@ -13,28 +13,17 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 import torch
-from cutlass.cute.runtime import (
-    make_fake_stream,
-    make_fake_tensor,
-)
+from cutlass.cute.runtime import make_fake_tensor
 
 from outblas.call.artifact import Artifact
 from outblas.call.problem import Launch, Problem, has_row_major_output, with_row_major_output
 from outblas.hopper.parts import bounds, compile, tile_order
 from outblas.hopper.parts.base import HopperGemm
-from outblas.hopper.parts.compile import (
-    NUMERIC,
-    OPTIONS,
-    SHORT,
-    cache_key_fields,
-    compact,
-    full_name,
-    keep,
-    load,
-    target_arch,
-)
+from outblas.hopper.parts.build import NUMERIC, compact, compiled
+from outblas.hopper.parts.compile import SHORT, cache_key_fields, full_name, keep, load
 from outblas.hopper.parts.config import HopperConfig, compile_key
 from outblas.hopper.parts.phase_clock import PHASES
+from outblas.hopper.parts.tma_views import tma_strides, view
 
 
 @dataclass(frozen=True)
@@ -118,19 +107,6 @@ def unsupported(
                 "TMA needs one stride of 1 and the other a multiple of 8 elements (16 bytes), "
                 f"but {name} has strides {strides} for {rows}x{columns}"
             )
-    return None
-
-
-def tma_strides(rows: int, columns: int, strides: tuple[int, ...]) -> tuple[int, int] | None:
-    """Returns the strides with which TMA can read a matrix, or None. The stride of an extent of 1
-    can be chosen freely.
-    """
-    row, column = strides
-
-    if (column == 1 or columns == 1) and (rows == 1 or row % 8 == 0):
-        return (row if rows > 1 else 8), 1
-    if (row == 1 or rows == 1) and (columns == 1 or column % 8 == 0):
-        return 1, (column if columns > 1 else 8)
     return None
 
 
@@ -249,13 +225,6 @@ def _row_stride(problem: Problem) -> int:
     return problem.out[0] if problem.M > 1 else 8
 
 
-def view(t: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
-    """Returns the tensor with this shape and these strides. It returns the tensor itself where they
-    match, because a view costs the host microseconds.
-    """
-    return t if t.shape == shape and t.stride() == strides else t.as_strided(shape, strides)
-
-
 def compile_variant(gemm: type[HopperGemm], variant: RungVariant, options: str = "") -> Any:
     """Compiles for sm_90a, with or without a GPU. Returns the CuTe DSL's compiled function."""
     M, N, K = cute.sym_int(), cute.sym_int(), cute.sym_int()
@@ -274,13 +243,8 @@ def compile_variant(gemm: type[HopperGemm], variant: RungVariant, options: str =
     c = make_fake_tensor(NUMERIC[variant.out_dtype], (M, N), c_strides, assumed_align=align)
     table = compact(cutlass.Int32, 2) if gemm.persistent else None
     phase_cycles = compact(cutlass.Int64, 3) if variant.config.phases else None
-    gemm.kernel.set_name_prefix(variant.name, remove_cutlass_symbol=True, keep_mangled_name=False)
-    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     kernel = gemm(variant.config, width=variant.width)
-    with target_arch():
-        return cute.compile(
-            kernel, a, b, c, table, phase_cycles, stream, options=f"{OPTIONS} {options}"
-        )
+    return compiled(kernel, variant.name, [a, b, c, table, phase_cycles], options)
 
 
 def artifact(rung: HopperRung, config: HopperConfig | None = None, **requested: Any) -> Artifact:

@@ -24,7 +24,7 @@ from outblas.base.configs import to_text
 from outblas.call.grouped import GroupedProblem
 from outblas.device import triton_variant
 from outblas.hopper.gemm import group_rule
-from outblas.hopper.gemm.kernel import Config
+from outblas.hopper.gemm.config import Config
 from outblas.hopper.parts.compile import toolchain_fields
 from outblas.kernels.portable_config import PortableConfig
 from tools.ship import ship

@@ -221,7 +221,7 @@ def drawn_configs(kernel: str, draw: random.Random) -> Iterator[HopperConfig]:
 def test_configs_run_or_say_why_not(kernel: str) -> None:
     """The first 24 valid configs of a sample are exact on ragged sizes."""
     module = registry.load(kernel)
-    gemm = module.Gemm if kernel == "hopper.gemm" else module.plan.args[0].gemm
+    gemm = module if kernel == "hopper.gemm" else module.plan.args[0].gemm
     draw = random.Random(kernel)
     valid = []
     for config in drawn_configs(kernel, draw):

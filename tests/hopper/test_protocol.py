@@ -31,9 +31,8 @@ from protocol.schedules import (
 )
 
 from outblas.base.registry import LADDERS
-from outblas.hopper.gemm import epilogue_store, rule_tiles, search_space
-from outblas.hopper.gemm.kernel import Config, Gemm
-from outblas.hopper.parts.compile import NUMERIC
+from outblas.hopper.gemm import rule_tiles, search_space, subtiles
+from outblas.hopper.gemm.config import Config, invalid_reason
 from outblas.hopper.parts.config import STAGGERS
 from outblas.hopper.parts.config_limits import gated_reason
 
@@ -181,7 +180,7 @@ def sampled(number: int) -> Case:
         )
         k_tiles = draw.choice((1, 2, 3, config.stages, config.stages + 1, 2 * config.stages + 1))
         gated = gated_reason(config) if "gated" in words else None
-        if Gemm.invalid_reason(config) is None and gated is None and config.cluster_k <= k_tiles:
+        if invalid_reason(config) is None and gated is None and config.cluster_k <= k_tiles:
             return case_of(
                 config,
                 words,
@@ -284,4 +283,4 @@ def test_a_case_of_one_tile_is_a_single_wave_with_c_over_a(name: str) -> None:
     assert traits.single_wave
     assert traits.staggered_tail == (case.config.stagger == "rule")
     stored = case.config.epilogue_config(traits.gated)
-    assert epilogue_store.overlays_stages(stored, NUMERIC[case.out_dtype], traits)
+    assert subtiles.overlays_stages(stored, case.out_dtype.itemsize, traits)

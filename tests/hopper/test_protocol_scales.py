@@ -26,7 +26,7 @@ from protocol.schedules import (
 
 from outblas.call import fp8
 from outblas.hopper.gemm import rule_tiles, search_space
-from outblas.hopper.gemm.kernel import Config, Gemm
+from outblas.hopper.gemm.config import Config, invalid_reason
 from outblas.hopper.parts.config_limits import block_scaled_reason, gated_reason, promoted_reason
 
 SAMPLES = int(os.environ.get("OUTBLAS_PROTOCOL_SAMPLES", "32")) // 2
@@ -35,7 +35,7 @@ SAMPLES = int(os.environ.get("OUTBLAS_PROTOCOL_SAMPLES", "32")) // 2
 def refused_reason(case: Case) -> str | None:
     """Why the host refuses a case, if it does."""
     config, formats = case.config, fp8.formats(case.formats)
-    reason = Gemm.invalid_reason(config) or promoted_reason(config, "gated" in case.epilogue)
+    reason = invalid_reason(config) or promoted_reason(config, "gated" in case.epilogue)
     if formats.block_a:
         reason = reason or block_scaled_reason(config, formats.block_b)
     if "gated" in case.epilogue:

@@ -166,8 +166,8 @@ FAULTS = (
     ),
     Fault(
         "gemm/epilogue_load.py",
-        "state, len(batch) * consumers * subtile_bytes(epilogue_config, dtype)",
-        "state, len(batch) * subtile_bytes(epilogue_config, dtype)",
+        "state, len(batch) * consumers * subtile_bytes(epilogue_config, size)",
+        "state, len(batch) * subtile_bytes(epilogue_config, size)",
         FETCHED,
         "Of the source's bytes those of one consumer are announced.",
     ),

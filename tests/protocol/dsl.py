@@ -42,7 +42,7 @@ __all__ = ["GlobalTensor", "Matrix", "Modules", "Numeric", "Table", "content", "
 
 FOLDER = Path(outblas.hopper.__file__).parent
 # Modules that the kernels import as they are: configs and the host's side.
-PLAIN = {"parts.config", "parts.entry"}
+PLAIN = {"gemm.config", "parts.config", "parts.entry"}
 
 
 def use(on: "Launch") -> None:
@@ -508,7 +508,7 @@ def adapt(name, module):
             module.store_fragment = store_fragment
         case "parts.epilogue_store":
             module.round_subtile = lambda consumer, *_: Registers([consumer.fragments.acc[0]])
-        case "gemm.epilogue_store":
+        case "gemm.subtiles":
             # Every thread asks for every tile; a trace asks once.
             module.buffer_count = lru_cache(maxsize=256)(module.buffer_count)
         case "gemm.row_stores":

@@ -241,7 +241,7 @@ FAULTS = (
         "a consumer's C goes over rows that another one still reads",
         "one wave",
         "gemm.epilogue_store",
-        "    if overlays_own_rows(config, dtype, traits):\n",
+        "    if overlays_own_rows(config, epilogue.size, traits):\n",
         "    if False:\n",
     ),
     Fault(

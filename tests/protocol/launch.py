@@ -14,11 +14,10 @@ from outblas.call import fp8
 from outblas.call import problem as operands
 from outblas.call.epilogue import EpilogueArgs
 from outblas.device import raster
-from outblas.hopper.gemm import epilogue_load
+from outblas.hopper.gemm import subtiles
 from outblas.hopper.gemm.schedule import tile_grid
 from outblas.hopper.gemm.variant import variant_of
 from outblas.hopper.parts import tile_order
-from outblas.hopper.parts.compile import NUMERIC
 from outblas.hopper.parts.config import HopperConfig
 
 from . import dsl
@@ -128,7 +127,7 @@ class Launch(Machine):
     def columns_at_once(self) -> int:
         """Of a part of C that is stored or fetched at once."""
         stored = self.config.epilogue_config(self.traits.gated)
-        return epilogue_load.subtile_columns(stored, NUMERIC[self.case.out_dtype])
+        return subtiles.subtile_columns(stored, self.case.out_dtype.itemsize)
 
     def stored(self, agent, target, found, columns=None, end_row=None) -> None:
         """A part of C, or of x, is written. `end_row`: where its rows end."""

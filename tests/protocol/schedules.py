@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from outblas.hopper.gemm import rule_tiles
-from outblas.hopper.gemm.kernel import Config
+from outblas.hopper.gemm.config import Config
 from outblas.hopper.parts.config import HopperConfig
 
 from .fault import ProtocolFault

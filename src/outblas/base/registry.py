@@ -243,12 +243,13 @@ def load(name: str) -> ModuleType:
         return importlib.import_module(module_name(name))
     except ModuleNotFoundError as error:
         missing = (error.name or "").split(".")[0]
-        if missing not in _DISTRIBUTIONS:
+        distribution = _DISTRIBUTIONS.get(missing, missing)
+        if distribution not in _DISTRIBUTIONS.values():
             raise
         # Imported here because it is slow: it parses versions.
         from outblas.base import requirements
 
-        hint = requirements.install_command(_DISTRIBUTIONS[missing])
+        hint = requirements.install_command(distribution)
         raise ImportError(
             f"kernel {kernel.name!r} needs {missing}, which is not installed: {hint}"
         ) from error

@@ -49,6 +49,14 @@ def stream_id(handle: int) -> int | None:
     return _number("cuStreamGetId", ctypes.c_void_p(handle))
 
 
+def cuda_version() -> int | None:
+    """Returns the version of CUDA that the driver supports, 13010 for 13.1; None without one."""
+    function, version = _function("cuDriverGetVersion"), ctypes.c_int()
+    if function is None or function(ctypes.byref(version)):
+        return None
+    return version.value
+
+
 def _number(name: str, of: ctypes.c_void_p | None) -> int | None:
     function = _function(name)
     if function is None:

@@ -30,7 +30,7 @@ from outblas.base.configs import from_text
 from outblas.base.machines import Machine
 from outblas.call.problem import Problem
 from outblas.hopper import hilbert
-from outblas.hopper.gemm.kernel import Gemm
+from outblas.hopper.gemm.config import invalid_reason
 from outblas.hopper.gemm.variant import example_variant
 from outblas.kernels import portable_config
 
@@ -67,7 +67,7 @@ def own_reason(name: str) -> Callable[[Any, Problem, Machine], str | None]:
             config, given.dtype, machine.shared_memory_per_cta
         )
     if name == "hopper.gemm":
-        return lambda config, given, machine: Gemm.invalid_reason(config)
+        return lambda config, given, machine: invalid_reason(config)
     if name.startswith("hopper."):
         return lambda config, given, machine: module.unsupported.args[0].invalid_reason(config)
     rung = module.unsupported.__self__

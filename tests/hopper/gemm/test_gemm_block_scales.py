@@ -125,7 +125,7 @@ def test_configs_of_the_rule_fit_memory_and_registers(
 
         config: Any = heuristic.config(given, H100)
 
-        assert gemm.Gemm.invalid_reason(config) is None
+        assert gemm.invalid_reason(config) is None
         assert gemm.unsupported(given, config) is None
         variant = variant_of(given, config)
         if gated:

@@ -15,7 +15,7 @@ from outblas.call.problem import problem
 from outblas.device import driver, raster
 from outblas.hopper import gemm
 from outblas.hopper.gemm import gpc_placement, smid_probe
-from outblas.hopper.gemm.kernel import Config
+from outblas.hopper.gemm.config import Config
 from outblas.hopper.parts import tile_order
 
 DEVICE = torch.device("cuda", 0)

@@ -12,7 +12,7 @@ from protocol.grouped import GroupedCase, simulate_grouped
 from protocol.schedules import TIMINGS
 
 from outblas.hopper.gemm import rule_tiles
-from outblas.hopper.gemm.kernel import Config
+from outblas.hopper.gemm.config import Config
 from outblas.hopper.parts.config import HopperConfig
 
 OWN = replace(

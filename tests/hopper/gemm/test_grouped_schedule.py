@@ -18,7 +18,7 @@ from support.tile_arithmetic import Word, coord
 
 from outblas.call.fp8 import BLOCK
 from outblas.hopper.gemm import group_scheduler as schedule
-from outblas.hopper.gemm.kernel import Config
+from outblas.hopper.gemm.config import Config
 from outblas.hopper.gemm.rule_tiles import shaped
 from outblas.hopper.gemm.tile_scheduler import KPartition
 from outblas.hopper.gemm.traits import BY_BALLOT, KernelTraits

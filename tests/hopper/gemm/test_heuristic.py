@@ -57,7 +57,7 @@ def test_the_config_can_be_built_and_launched(problem: Problem, rates: heuristic
     """And has one order of K where a row's bits must not depend on others."""
     config = heuristic.config(problem, rates)
 
-    assert gemm.Gemm.invalid_reason(config) is None
+    assert gemm.invalid_reason(config) is None
     assert gemm.unsupported(problem, config) is None
     assert config.cluster <= 8
     assert config.split_k <= max(1, math.ceil(problem.K / config.tile_k))

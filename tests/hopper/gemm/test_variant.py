@@ -21,8 +21,7 @@ from support.gemm_problems import (
 from outblas.call import problem as operands
 from outblas.call.epilogue import EpilogueArgs, glu_split
 from outblas.call.problem import Problem
-from outblas.hopper.gemm import canonical, epilogue_load
-from outblas.hopper.parts import compile
+from outblas.hopper.gemm import canonical, subtiles
 
 OWN = ""
 PINGPONG = "tile_n=192,stages=5,epilogue_stages=1,cluster_m=1,pingpong=True"
@@ -304,19 +303,19 @@ def test_one_compile_serves_all_orders_of_tiles_and_numbers_of_partitions() -> N
 # ---- a matrix that lies as C does comes through the stages of the pipeline, in subtiles
 @pytest.mark.parametrize("text", [OWN, PINGPONG, f"{SMALL_TILE},tile_n=16"])
 def test_a_source_has_subtiles_that_fit_a_stage_and_stages_for_all(text: str) -> None:
-    config, dtype = gemm_config(text), compile.NUMERIC[BF16]
+    config, size = gemm_config(text), BF16.itemsize
 
-    per_stage = epilogue_load.subtiles_per_stage(config, config, dtype)
-    stages = epilogue_load.stages_per_tile(config, config, dtype)
+    per_stage = subtiles.subtiles_per_stage(config, config, size)
+    stages = subtiles.stages_per_tile(config, config, size)
 
-    size = per_stage * config.warpgroups_per_tile * epilogue_load.subtile_bytes(config, dtype)
-    assert size <= config.stage_bytes
-    assert stages * per_stage >= len(epilogue_load.subtiles(config, dtype, config.tile_n))
+    of_all = per_stage * config.warpgroups_per_tile
+    assert of_all * subtiles.subtile_bytes(config, size) <= config.stage_bytes
+    assert stages * per_stage >= len(subtiles.subtiles(config, size, config.tile_n))
 
 
 def test_in_pingpong_the_source_leaves_the_last_k_tile_its_stage() -> None:
     config, given = gemm_config(PINGPONG), epilogue(256, 192, 64, aux=None)
-    stages = epilogue_load.stages_per_tile(config, config, compile.NUMERIC[BF16])
+    stages = subtiles.stages_per_tile(config, config, BF16.itemsize)
     enough = replace(config, stages=stages + config.in_flight)
 
     assert variant_of(given, enough).traits.residual == "staged"

@@ -7,13 +7,13 @@ import pytest
 from support.hopper_problems import FIRST_AND_LAST, load, problem
 
 from outblas.base import cache
-from outblas.hopper.parts import compile, host
+from outblas.hopper.parts import build, compile, host
 
 
 @pytest.mark.compile
 @pytest.mark.parametrize("rung", FIRST_AND_LAST)
 def test_an_invalid_config_compiles_nothing(rung: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host.cute, "compile", lambda *_, **__: pytest.fail("compiled"))
+    monkeypatch.setattr(build.cute, "compile", lambda *_, **__: pytest.fail("compiled"))
     module = load(rung)
 
     with pytest.raises(ValueError, match="tile_m is 80, expected 64, 128, 192, 256 or 320"):

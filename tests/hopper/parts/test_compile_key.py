@@ -2,12 +2,12 @@
 
 import platform
 from dataclasses import fields, replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from outblas.device import exported
 from outblas.hopper import gemm
 from outblas.hopper.parts import compile, host
 from outblas.hopper.parts.config import compile_key
@@ -55,9 +55,7 @@ TOOLCHAIN = {
     "architecture": lambda patch: patch.setattr(compile, "ARCH", "sm_100a"),
     "machine": lambda patch: patch.setattr(platform, "machine", lambda: "riscv64"),
     "DSL": lambda patch: install_another(patch, "nvidia-cutlass-dsl"),
-    "CUDA of the DSL": lambda patch: patch.setattr(
-        "cutlass.CUDA_VERSION", SimpleNamespace(major=11)
-    ),
+    "CUDA of the DSL": lambda patch: patch.setattr(exported, "cuda_of_dsl", lambda: 11),
     "TVM FFI": lambda patch: install_another(patch, "apache-tvm-ffi"),
     "source": lambda patch: patch.setattr(compile, "source_fingerprint", lambda: "edited"),
 }
