@@ -2,14 +2,15 @@
 configs.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outblas.base.machines import Machine
 from outblas.base.space import Axes, Footprint, Space
 from outblas.call.problem import Problem
-from outblas.hopper.parts.base import HopperGemm
 from outblas.hopper.parts.config import (
     ACCUMULATOR_LIMIT,
     MAX_STAGES,
@@ -18,6 +19,9 @@ from outblas.hopper.parts.config import (
     HopperConfig,
     compile_key,
 )
+
+if TYPE_CHECKING:
+    from outblas.hopper.parts.base import HopperGemm
 
 Unsupported = Callable[[Problem], str | None]
 

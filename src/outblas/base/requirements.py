@@ -2,11 +2,15 @@
 versions.
 """
 
+from __future__ import annotations
+
 import platform
 from dataclasses import dataclass
 from importlib import metadata
+from typing import TYPE_CHECKING
 
-from packaging.requirements import Requirement
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 PYTHON = "Python"
 OUTSIDE = "outside the tested range"
@@ -70,6 +74,8 @@ def installed(name: str) -> str | None:
 
 
 def _requirements() -> list[Requirement]:
+    from packaging.requirements import Requirement
+
     return [Requirement(line) for line in metadata.requires("outblas") or []]
 
 
