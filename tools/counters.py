@@ -146,8 +146,8 @@ def load_reader(ncu: Path) -> Any:
         ) from None
 
 
-def profile(request: dict[str, Any]) -> list[Any]:
-    """The launches of the request's call, as `ncu_report` has them. Raises CannotMeasure."""
+def profile(request: dict[str, Any]) -> Any:
+    """The report on the request's call, as `ncu_report` has it. Raises CannotMeasure."""
     ncu = find_ncu()
     reader = load_reader(ncu)
     has_wgmma = torch.cuda.get_device_capability() == (9, 0)
@@ -169,8 +169,7 @@ def profile(request: dict[str, Any]) -> list[Any]:
         if done.returncode or not Path(report).exists():
             lines = f"{done.stdout}\n{done.stderr}".strip().splitlines()
             raise CannotMeasure("ncu measured nothing: " + " | ".join(lines[-3:]))
-        launches = reader.load_report(report).range_by_idx(0)
-        return [launches.action_by_idx(index) for index in range(launches.num_actions())]
+        return reader.load_report(report)
 
 
 # ---- what was counted
@@ -269,7 +268,9 @@ def _measure(request: dict[str, Any], options: argparse.Namespace) -> dict[str, 
         a, b, out, config = operands(request)
         roles = registry.load(request["kernel"]).phases(a, b, out, config)
         return {**result, "phases": [asdict(role) for role in roles]}
-    launches = profile(request)
+    report = profile(request)  # owns its launches: read after it is gone, they are freed memory
+    profiled = report.range_by_idx(0)
+    launches = [profiled.action_by_idx(index) for index in range(profiled.num_actions())]
     if options.instructions:
         result["memory"] = memory(launches)
     names = [{"kernel": launch.name()} for launch in launches]

@@ -5,6 +5,7 @@ the order in which products are added.
 
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -165,8 +166,10 @@ def quantized_after(*tensors: Any, power_of_two: bool = False, **options: Any) -
 
 
 @pytest.fixture
-def quantizing(monkeypatch: pytest.MonkeyPatch) -> list[dispatch.Call]:
-    """Lets the kernel quantize whatever it can; the calls that did."""
+def quantizing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dispatch.Call]]:
+    """Lets the kernel quantize whatever it can; the calls that did. Plans are those of the test
+    alone: others were made by the rule, or are to be.
+    """
     calls: list[dispatch.Call] = []
     run = dispatch.run
 
@@ -178,7 +181,9 @@ def quantizing(monkeypatch: pytest.MonkeyPatch) -> list[dispatch.Call]:
     assert scaled_operator.unsupported_reason(torch.device("cuda", 0)) is None
     monkeypatch.setattr(scaled_output, "_is_fused", lambda call: True)
     monkeypatch.setattr(scaled_output.dispatch, "run", record)
-    return calls
+    dispatch.clear_cache()
+    yield calls
+    dispatch.clear_cache()
 
 
 @pytest.mark.parametrize("activation", [None, "relu", "reglu"])

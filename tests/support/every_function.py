@@ -78,7 +78,7 @@ def same_bits(ours: list[Tensor], theirs: list[Tensor]) -> bool:
     """Whether all results have the same bytes, on whichever devices they are."""
     pairs = zip(ours, theirs, strict=True)
     return all(
-        torch.equal(*(t.contiguous().view(torch.uint8).cpu() for t in pair)) for pair in pairs
+        torch.equal(*(t.contiguous()[None].view(torch.uint8).cpu() for t in pair)) for pair in pairs
     )
 
 

@@ -19,8 +19,10 @@ here = Path(__file__).parent
 Path(sys.argv[sys.argv.index("-o") + 1]).write_text("")
 """
 # Two launches, of 30 and of 10 µs, the second without a count of FFMA's pipe. An instruction at
-# each of three addresses, the last of which touches no memory.
+# each of three addresses, the last of which touches no memory. A report owns its launches.
 READER = """
+import weakref
+
 class Metric:
     def __init__(self, value, unit="", instances=()):
         self.value, self.of_unit, self.instances = value, unit, instances
@@ -31,7 +33,8 @@ class Metric:
     def correlation_ids(self): return Metric(0, "", (16, 32, 48))
 
 class Launch:
-    def __init__(self, time):
+    def __init__(self, report, time):
+        self.report = weakref.ref(report)
         self.metrics = {
             "gpu__time_duration.sum": Metric(1000 * time, "ns"),
             "dram__bytes_read.sum": Metric(3e6, "byte"),
@@ -43,14 +46,16 @@ class Launch:
         }
     def name(self): return "kernel"
     def metric_names(self): return tuple(self.metrics)
-    def metric_by_name(self, name): return self.metrics.get(name)
+    def metric_by_name(self, name):
+        assert self.report(), "the report is gone"
+        return self.metrics.get(name)
     def sass_by_pc(self, pc):
         return {16: "  @P0 LDG.E.128 R4, [R2]", 32: "LDS R1, [R2]", 48: "LDGDEPBAR"}[pc]
 
 class Report:
     def range_by_idx(self, index): return self
     def num_actions(self): return 2
-    def action_by_idx(self, index): return Launch((30, 10)[index])
+    def action_by_idx(self, index): return Launch(self, (30, 10)[index])
 
 def load_report(path): return Report()
 """
