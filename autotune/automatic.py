@@ -63,6 +63,20 @@ def choices(
     yield from ranked
 
 
+def tuned_rows(problem: Problem, tune: str = "") -> frozenset[int]:
+    """Returns the numbers of rows at which a GEMM has choices of its own, whatever its M is. Raises
+    as `choices`.
+    """
+    mode = lookup.mode(tune, os.environ.get("OUTBLAS_TUNE"))
+    workload = None if mode == "off" else of_problem(problem)
+    index = None if workload is None else _index(problem.device)
+    if workload is None or index is None:
+        return frozenset()
+    indexes = (index, *lookup.packed_indexes(problem.device.index))
+    whole = _with_epilogue(workload, problem)
+    return frozenset().union(*(each.tuned_rows(whole) for each in indexes))
+
+
 def _choices(
     problem: Problem, workload: Workload, device: int, *, tune_first: bool, only_faster: bool
 ) -> list[tuple[str, str]]:

@@ -47,6 +47,9 @@ from outblas.call.problem import Problem
 
 # The largest distance at which a winner is used for another shape, in binary orders of magnitude.
 REACH = 1.5
+MOST_CHOICES = (
+    1024  # workloads whose choices are remembered; beyond it, those unused for longest go
+)
 NEIGHBOURS = 12  # that are compared for a shape at most
 SHORTLIST = 3  # choices of the model, for calls that the first one does not support
 # A winner that was measured elsewhere must be expected to be faster than the production kernel's
@@ -134,28 +137,40 @@ class TuningIndex:
             if entry.origin != COUSIN:
                 self._measured.setdefault(entry.workload, []).append(entry)
         self._bare_measured = {bare_of(entry.workload) for entry in self.entries}
-        self._choices: dict[Workload, tuple[ChosenConfig, ...]] = {}
+        self._rows: dict[tuple[object, ...], set[int]] = {}  # of the measured workloads of a layer
+        for workload in self._measured:
+            self._rows.setdefault(_layer(workload), set()).add(workload.M)
+        self._choices = functools.lru_cache(MOST_CHOICES)(self._ranked)
         self._akin: dict[tuple[object, ...], list[TunedEntry]] = {}  # by kind, and L2
         # By the identity of an entry: what the model predicts for it at its own workload.
         self._predictions: dict[int, float | None] = {}
 
     def choices(self, workload: Workload) -> tuple[ChosenConfig, ...]:
         """Returns the kernels and configs for a workload, the best first; empty where nothing is
-        known.
+        known. All numbers of rows up to one of `rows_of_choice` have the choices that are made
+        there, except those of `tuned_rows`.
         """
-        choices = self._choices.get(workload)
-        if choices is None:
-            bare = bare_of(workload)
-            ranked = self._at(bare) or self._near(bare)
-            if workload.epilogue:
-                ranked = self._at(workload) + ranked
-            ranked = ranked or self._by_model(bare)[:SHORTLIST]
-            by_config: dict[tuple[str, str], ChosenConfig] = {}
-            for choice in ranked:
-                by_config.setdefault((choice.kernel, choice.config), choice)
-            choices = tuple(by_config.values())
-            self._choices[workload] = choices
-        return choices
+        if workload.M not in self.tuned_rows(workload):
+            workload = replace(workload, M=default_kernel.rows_of_choice(workload.M))
+        return self._choices(workload)
+
+    def tuned_rows(self, workload: Workload) -> frozenset[int]:
+        """Returns the numbers of rows at which a workload was measured on this GPU model, or its
+        bare GEMM.
+        """
+        whole, bare = (self._rows.get(_layer(w), ()) for w in (workload, bare_of(workload)))
+        return frozenset((*whole, *bare))
+
+    def _ranked(self, workload: Workload) -> tuple[ChosenConfig, ...]:
+        bare = bare_of(workload)
+        ranked = self._at(bare) or self._near(bare)
+        if workload.epilogue:
+            ranked = self._at(workload) + ranked
+        ranked = ranked or self._by_model(bare)[:SHORTLIST]
+        by_config: dict[tuple[str, str], ChosenConfig] = {}
+        for choice in ranked:
+            by_config.setdefault((choice.kernel, choice.config), choice)
+        return tuple(by_config.values())
 
     def measured_gain(self, workload: Workload) -> float | None:
         """Returns cuBLAS's time over that of the fastest winner at the workload itself; None where
@@ -166,12 +181,8 @@ class TuningIndex:
 
     def measured_gains(self, workload: Workload) -> dict[int, float]:
         """Returns `measured_gain` of workloads that differ from this plain one in M only, by M."""
-        rows = {
-            measured.M
-            for measured in self._measured
-            if replace(measured, M=workload.M, weights="warm") == workload
-        }
-        gains = {M: self.measured_gain(replace(workload, M=M)) for M in sorted(rows)}
+        rows = sorted(self._rows.get(_layer(workload), ()))
+        gains = {M: self.measured_gain(replace(workload, M=M)) for M in rows}
         return {M: gain for M, gain in gains.items() if gain is not None}
 
     def pruned_reason(self, kernel: str, workload: Workload, problem: Problem) -> str | None:
@@ -383,6 +394,12 @@ class TuningIndex:
         return f"{nearest}: {listed}"
 
 
+def _layer(workload: Workload) -> tuple[object, ...]:
+    """Returns what workloads have in common that differ in M alone, and in their weights."""
+    w = workload
+    return w.N, w.K, w.dtype, w.out_dtype, w.layout, w.epilogue
+
+
 def _rows_apart(entry: TunedEntry, problem: GroupedProblem) -> float:
     """Returns how far apart the numbers of rows are, in binary orders of magnitude; infinity for
     results that say nothing about this problem.
@@ -443,6 +460,11 @@ def packed_index(device: int, workload: Workload, *, fp8: bool = False) -> Tunin
     return _first_index(
         device, (p for p in pack.loaded() if packed_tables.covers(p, workload, fp8=fp8))
     )
+
+
+def packed_indexes(device: int) -> list[TuningIndex]:
+    """Returns the indexes of all packs that were built for a GPU's model."""
+    return [index for p in pack.loaded() if (index := _index_of(device, p)) is not None]
 
 
 def _first_index(device: int, packs: Iterable[pack.Pack]) -> TuningIndex | None:

@@ -21,11 +21,13 @@ A, B = torch.ones(2, 3), torch.ones(3, 4)
 def forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every call would have to compile a kernel, and none may."""
 
-    def prepare(call: Call) -> NoReturn:
+    def launch(*_: object, **options: object) -> NoReturn:
         raise CompileForbidden("a_kernel")
 
     dispatch.clear_cache()
-    monkeypatch.setattr(dispatch, "_prepare", prepare)
+    monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
+    monkeypatch.setattr(launcher, "best_launcher", launch)
+    monkeypatch.setattr(launcher, "named_launcher", launch)
 
 
 def call(**changes: Any) -> Call:

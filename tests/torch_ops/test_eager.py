@@ -13,6 +13,7 @@ from support.warm_calls import SHORT_WAY_CALLS, A, B, C, assert_short_way, produ
 
 from outblas import FallbackWarning, addmm, linear, matmul
 from outblas.call import dispatch, launcher
+from outblas.call.problem import Problem
 
 pytest_plugins = ("support.eager_fixtures",)
 pytestmark = [
@@ -25,15 +26,15 @@ Tensor = torch.Tensor
 
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The shape of A of each plan that is made."""
+    """The rows and columns of A of each plan that is made."""
     plans: list[tuple[int, ...]] = []
-    prepare = dispatch._prepare
+    plan_of = dispatch._plan_of
 
-    def recording_prepare(call: dispatch.Call) -> dispatch.Plan:
-        plans.append(tuple(call.a.shape))
-        return prepare(call)
+    def recording_plan_of(call: dispatch.Call, problem: Problem, *given: Any) -> dispatch.Plan:
+        plans.append((problem.M, problem.K))
+        return plan_of(call, problem, *given)
 
-    monkeypatch.setattr(dispatch, "_prepare", recording_prepare)
+    monkeypatch.setattr(dispatch, "_plan_of", recording_plan_of)
     return plans
 
 
@@ -76,10 +77,13 @@ def test_every_thread_takes_it() -> None:
 
 
 # ---- what is planned anew
+@pytest.mark.parametrize("cpu_plans_run", ["portable"], indirect=True)
 def test_the_oldest_plan_is_forgotten_where_there_are_too_many(
     planned: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Torch's product is one plan for all numbers of rows."""
     monkeypatch.setattr(dispatch, "PLAN_LIMIT", 2)
+    monkeypatch.setattr(dispatch, "SIZES_LIMIT", 2)
     for rows in (1, 2, 3):
         matmul(A[:rows], B)
     planned.clear()

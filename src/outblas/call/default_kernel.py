@@ -17,6 +17,7 @@ Mode = Literal["off", "lookup", "on"]
 MODES: tuple[Mode, ...] = ("off", "lookup", "on")
 
 PRODUCTION = "hopper.gemm"
+_CHOICES = ((64, 8), (512, 16), (2048, 64), (8192, 128))  # rows, and the step to the next choice
 # The size of a kernel's smallest square tile, and the fraction of SMs that those tiles must keep
 # busy.
 _CP_ASYNC_TILE, _CP_ASYNC_SHARE = 64, 0.75
@@ -112,6 +113,16 @@ def pruned_reason(kernel: str, problem: Problem) -> str | None:
         f"it copies operands first, about {with_copies:.0f} µs in all where portable takes "
         f"{in_place:.0f}"
     )
+
+
+def rows_of_choice(rows: int) -> int:
+    """Returns the number of rows at which the config of a call with this many is chosen, the next
+    of a series: 1, multiples of 8 to 64, of 16 to 512, of 64 to 2048, of 128 to 8192, then of 256.
+    """
+    if rows < 2:
+        return rows
+    step = next((step for most, step in _CHOICES if rows <= most), 256)
+    return -(-rows // step) * step
 
 
 def candidates(arch: int, dtype: str) -> tuple[str, ...]:

@@ -1,6 +1,8 @@
 """From a call to its plan, which is made once for all similar calls and cached."""
 
 import itertools
+import math
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -19,13 +21,26 @@ from outblas.base.compat.torch_private import empty_strided as _empty_strided
 from outblas.base.compat.torch_private import fills_memory as _fills_memory
 from outblas.base.compiling import CompileForbidden
 from outblas.base.cuda_graphs import capturing, not_ready
-from outblas.call import fallback, invariance, launcher, recorded_shapes, sm_carveout
+from outblas.call import (
+    default_kernel,
+    fallback,
+    fp8,
+    invariance,
+    launcher,
+    recorded_shapes,
+    sm_carveout,
+)
 from outblas.call import problem as operands
 from outblas.call.epilogue import EpilogueArgs
 from outblas.call.errors import OperandError
 from outblas.call.overlap import check_epilogue_separate, check_separate, may_overlap
 from outblas.call.problem import Launch, Problem
-from outblas.call.tensor_memory import alignment_class, read_address, span_bytes
+from outblas.call.tensor_memory import (
+    alignment_class,
+    packed_strides,
+    read_address,
+    span_bytes,
+)
 
 Tensor = torch.Tensor
 
@@ -70,6 +85,7 @@ class Call(NamedTuple):
 Plan = Callable[..., Tensor]
 
 _autocast_off = autocast_off("cpu", "cuda")
+_NONE = torch.empty(0, 0)
 
 
 class KernelParts(NamedTuple):
@@ -117,16 +133,18 @@ def any_rows(plan: Plan) -> bool:
     return getattr(plan, "any_rows", False)
 
 
-def at_rows(plan: Plan, call: Call) -> Plan:
-    """Returns the plan for the sizes of a call alone, made if there is none yet; the same plan if
-    that is one. `parts_of` and `torch_reason` tell about plans for one size. Raises as `run`.
+def at_rows(plan: Plan, sizes: torch.Size, *, by_torch: bool = True) -> Plan:
+    """Returns the plan for these sizes of A alone, made if there is none yet; the same plan if it
+    is one. `parts_of` and `torch_reason` tell about plans for one size. Raises as `find_plan`.
     """
-    at: Callable[[Call], Plan] | None = getattr(plan, "at", None)
-    return plan if at is None else at(call)
+    at: Callable[..., Plan] | None = getattr(plan, "at", None)
+    return plan if at is None else at(sizes, by_torch)
 
 
 # ---- the plan cache
 PLAN_LIMIT = 8192  # number of entries of a plan cache; beyond it, the oldest are forgotten
+SIZES_LIMIT = 256  # the same for the sizes of A that a plan for any number of rows has met
+MOST_ROWS = 1 << 24  # with more a plan serves that number alone: kernels count tiles in 32 bits
 _plans: dict[tuple[Any, ...], Plan] = {}
 # The plan caches of torch_ops.eager and of torch_ops.aten, which compare less per call. They are
 # cleared together with this one.
@@ -165,22 +183,15 @@ def find_plan(call: Call, *, by_torch: bool = True) -> Plan:
     if plan is None and capturing(call.a.device):
         plan = _similar_plan(call)
     if plan is None:
-        try:
-            plan = _prepare(call)
-        except CompileForbidden as error:
-            if not by_torch or call.kernel or call.formats:
-                raise
-            if call.batch_invariant:
-                raise invariance.unsupported(str(error)) from None
-            plan = _fallback_plan(str(error), call.out_dtype, call.extra)
+        plan = _prepare(call, by_torch)
         remember(_plans, key, plan)
     return plan
 
 
-def remember(cache: dict[Any, Any], key: Any, value: Any) -> None:
+def remember(cache: dict[Any, Any], key: Any, value: Any, most: int = PLAN_LIMIT) -> None:
     """Adds an entry to a cache of plans, in the place of the oldest one if there are too many."""
     with _remembering:  # another thread may add an entry while the oldest one is looked for
-        while key not in cache and len(cache) >= PLAN_LIMIT:
+        while key not in cache and len(cache) >= most:
             del cache[next(iter(cache))]
         cache[key] = value
 
@@ -218,27 +229,34 @@ def _similar_plan(call: Call) -> Plan | None:
         for alignment in map(alignment_class, (call.a, call.b))
     ]
     keys = (_cache_key(each, pair) for each in calls for pair in itertools.product(*alignments))
-    return next((_plans[key] for key in keys if key in _plans), None)
+    plans = (_plans[key] for key in keys if key in _plans)
+    return next((plan for plan in plans if _is_ready(plan, call.a.shape)), None)
+
+
+def _is_ready(plan: Plan, sizes: torch.Size) -> bool:
+    """Returns whether a plan has met these sizes of A, if it serves several."""
+    return not hasattr(plan, "at") or sizes in plan.sizes  # type: ignore[attr-defined]
 
 
 def _cache_key(call: Call, alignments: tuple[int, ...] | None = None) -> tuple[Any, ...]:
     """Returns everything that a plan depends on. `alignments` replaces those of A and B."""
     a, c, out = call.a, call.c, call.out
+    rows = a.shape[:-1] if _frees_rows(call) else None
     return (
         *(alignments or (alignment_class(a), alignment_class(call.b))),
-        *_layout(a),
+        *_layout(a, rows),
         *_layout(call.b),
-        None
-        if c is None
-        else (*_layout(c), read_address(c) & 15, call.alpha == 1, call.alpha == 0, call.beta == 0),
-        None if out is None else (*_layout(out), read_address(out) & 15),
+        _placed(c, rows),
+        None if c is None else (call.alpha == 1, call.alpha == 0, call.beta == 0),
+        _placed(out, rows),
         call.out_dtype,
         call.kernel,
         call.config,
         call.tune,
         call.batch_invariant,
         a.dtype is torch.float32 and tf32_requested(),
-        None if call.extra is None else _epilogue_key(call.extra[0], call.epilogue_tensors),
+        None if call.extra is None else call.extra.activation,
+        *(_placed(t, rows) for t in call.epilogue_tensors),
         call.formats,
         call.weights_ready,
         call.power_of_two,
@@ -246,14 +264,44 @@ def _cache_key(call: Call, alignments: tuple[int, ...] | None = None) -> tuple[A
     )
 
 
-def _epilogue_key(activation: str, tensors: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
-    return activation, *(
-        None if t is None else (*_layout(t), read_address(t) & 15) for t in tensors
+def _placed(t: Tensor | None, rows: torch.Size | None) -> tuple[Any, ...] | None:
+    return None if t is None else (*_layout(t, rows), read_address(t) & 15)
+
+
+def _layout(t: Tensor, rows: torch.Size | None = None) -> tuple[Any, ...]:
+    """Returns what a plan depends on of a tensor, without the sizes `rows` of those it has them
+    of.
+    """
+    if rows is not None and t.dim() > 1 and t.shape[:-1] == rows:
+        return None, t.shape[-1], t.stride()[-2:], t.dtype, t.device
+    return t.shape, t.stride(), t.dtype, t.device
+
+
+def _frees_rows(call: Call) -> bool:
+    """Returns whether the plan of a call serves any number of rows (`any_rows`).
+
+    That of a batch does not, nor that of a call whose shape is tuned when it is met, nor with
+    scales that vary along K or belong to the output.
+    """
+    a, rows = call.a, call.a.shape[:-1]
+    if not rows or call.b.dim() != 2 or not 1 <= math.prod(rows) <= MOST_ROWS:
+        return False
+    if (call.tune or os.environ.get("OUTBLAS_TUNE")) == "on":
+        return False
+    if call.formats and (fp8.formats(call.formats).block_a or len(call.scales or ()) > 2):
+        return False
+    others = [t for t in (call.c, call.out, *call.epilogue_tensors) if t is not None]
+    if len(rows) == 1:
+        return all(t.dim() <= 2 for t in others)
+    return _is_packed(a) and all(
+        _is_packed(t) if t.shape[:-1] == rows else all(size == 1 for size in t.shape[:-1])
+        for t in others
     )
 
 
-def _layout(t: Tensor) -> tuple[Any, ...]:
-    return t.shape, t.stride(), t.dtype, t.device
+def _is_packed(t: Tensor) -> bool:
+    """Returns whether every stride is the product of the sizes behind it, one of size 1 too."""
+    return t.stride() == packed_strides(t.shape)
 
 
 def tf32_requested() -> bool:
@@ -294,31 +342,153 @@ def _addend(call: Call) -> Tensor | None:
     return None if call.beta == 0 else call.c
 
 
-def _prepare(call: Call) -> Plan:
+class Memory(NamedTuple):
+    """The memory of a call: sizes, strides, dtype and device of the output, and the bytes from the
+    first element to the last of A, B, the addend, the output and the tensors of the epilogue.
+    """
+
+    size: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    spans: tuple[int, ...]
+
+
+def _prepare(call: Call, by_torch: bool = True) -> Plan:
     """Checks a call and returns the plan for calls like it."""
     sample, addend = _checked_output(call), _addend(call)
     problem = _problem_of(call, sample, addend)
-    pairs_rows = problem.epilogue.gated and call.b.dim() == 1
-    recorded_shapes.note(_problem_of(_swapped(call), sample, addend) if pairs_rows else problem)
+    if _frees_rows(call):
+        return _rows_plan(call, problem, sample, by_torch)
+    if problem.epilogue.gated and call.b.dim() == 1:
+        recorded_shapes.note(_problem_of(_swapped(call), sample, addend))
+        return _without_kernel(call, problem) or _swapped_plan(call)
+    tensors = call.a, call.b, addend, sample, *call.epilogue_tensors
+    spans = tuple(0 if t is None else span_bytes(t) for t in tensors)
+    memory = Memory(tuple(sample.shape), sample.stride(), sample.dtype, sample.device, spans)
+    return _plan_of(call, problem, memory, by_torch)
+
+
+def _plan_of(
+    call: Call,
+    problem: Problem,
+    memory: Memory,
+    by_torch: bool,
+    make: Callable[[int], Launch] | None = None,
+) -> Plan:
+    """Returns the plan for one number of rows, whose launch `make` makes if a choice is known. The
+    tensors of the call are not read.
+    """
+    recorded_shapes.note(problem)
+    try:
+        if make is not None:
+            with torch.cuda.device(problem.device):
+                return _kernel_plan(memory, make(problem.M))
+        if plan := _without_kernel(call, problem):
+            return plan
+        no_product = problem.K == 0 or call.alpha == 0
+        if capturing(problem.device) and not (no_product or launcher.is_empty(problem)):
+            raise not_ready()
+        if call.kernel:
+            launch = launcher.named_launcher(
+                call.kernel, call.config, problem, no_product=no_product
+            )
+        else:
+            launch = launcher.best_launcher(problem, call.tune, no_product=no_product)
+    except CompileForbidden as error:
+        if not by_torch or call.kernel or call.formats:
+            raise
+        if call.batch_invariant:
+            raise invariance.unsupported(str(error)) from None
+        return _fallback_plan(call, str(error))
+    return _kernel_plan(memory, launch)
+
+
+def _without_kernel(call: Call, problem: Problem) -> Plan | None:
+    """Returns the plan of a call that torch computes, None for one that a kernel does. Raises
+    ValueError where the named kernel does not support it.
+    """
     if call.kernel:
         if reason := launcher.unsupported_reason(registry.find(call.kernel), problem):
             raise ValueError(f"kernel {call.kernel!r} {reason}")
     elif reason := launcher.no_kernel_reason(problem):
         if call.batch_invariant:
             raise invariance.unsupported(reason)
-        return _fallback_plan(reason, call.out_dtype, call.extra)
+        return _fallback_plan(call, reason)
     elif reason := launcher.slower_reason(problem, call.tune):
-        return _fallback_plan(reason, call.out_dtype, call.extra, warns=False)
-    if pairs_rows:
-        return _swapped_plan(call)
-    no_product = problem.K == 0 or call.alpha == 0
-    if capturing(problem.device) and not (no_product or launcher.is_empty(problem)):
-        raise not_ready()
-    if call.kernel:
-        launch = launcher.named_launcher(call.kernel, call.config, problem, no_product=no_product)
-    else:
-        launch = launcher.best_launcher(problem, call.tune, no_product=no_product)
-    return _kernel_plan(call, sample, addend, launch)
+        return _fallback_plan(call, reason, warns=False)
+    return None
+
+
+def _rows_plan(call: Call, problem: Problem, sample: Tensor, by_torch: bool) -> Plan:
+    """Returns a plan for any number of rows. It keeps a plan for each of the sizes that it met
+    last.
+    """
+    tensors = call.a, None, _addend(call), sample, *call.epilogue_tensors
+    spans = [_spans(t, call.a.shape[:-1]) for t in tensors]
+    spans[1] = span_bytes(call.b), 0
+    columns, strides = sample.shape[-1], sample.stride()[-2:]
+    dtype, device, first = sample.dtype, sample.device, call.a.shape
+    call = call._replace(a=_NONE, b=_NONE, c=None, out=None, scales=None)  # a plan keeps no tensor
+    if call.extra is not None:
+        call = call._replace(extra=EpilogueArgs(call.extra.activation))
+    plans: dict[torch.Size, Plan] = {}
+    makes: dict[int, Callable[[int], Launch]] = {}  # by the number of rows at which all was chosen
+    alone = frozenset() if call.kernel else launcher.tuned_rows(problem, call.tune)
+
+    def at(sizes: torch.Size, by_torch: bool = True) -> Plan:
+        if sizes in plans:
+            return plans[sizes]
+        size, rows = (*sizes[:-1], columns), math.prod(sizes[:-1])
+        memory = Memory(
+            size,
+            strides if len(size) == 2 else packed_strides(size),
+            dtype,
+            device,
+            tuple(row + (rows - 1) * step for row, step in spans),
+        )
+        posed = problem.with_rows(rows)
+        chosen = rows if rows in alone else default_kernel.rows_of_choice(rows)
+        try:
+            plan = _plan_of(call, posed, memory, by_torch, makes.get(chosen))
+        except ValueError:
+            if chosen not in makes:
+                raise
+            plan = _plan_of(call, posed, memory, by_torch)  # another config supports these rows
+        parts = parts_of(plan)
+        if parts is not None and hasattr(parts.launch, "at_rows"):
+            makes.setdefault(chosen, parts.launch.at_rows)
+        remember(plans, sizes, plan, SIZES_LIMIT)
+        return plan
+
+    def execute(
+        a: Tensor,
+        b: Tensor,
+        c: Tensor | None,
+        out: Tensor | None,
+        alpha: Any,
+        beta: Any,
+        *epilogue: Tensor | None,
+    ) -> Tensor:
+        plan = plans.get(a.shape) or at(a.shape)
+        return plan(a, b, c, out, alpha, beta, *epilogue)
+
+    vars(execute).update(any_rows=True, at=at, sizes=plans)
+    plan = at(first, by_torch)
+    if device.type == "cpu" and plan in _torch_reasons and not recorded_shapes.is_recording():
+        vars(plan).update(any_rows=True)  # it knows no number of rows
+        return plan
+    return execute
+
+
+def _spans(t: Tensor | None, rows: torch.Size) -> tuple[int, int]:
+    """Returns the bytes of a tensor's first row, and from a row to the next; all bytes and 0 of one
+    that rows share.
+    """
+    if t is None or t.dim() < 2 or t.shape[:-1] != rows or not t.numel():
+        return (0 if t is None else span_bytes(t)), 0
+    row = t[(0,) * len(rows)]
+    return span_bytes(row), t.stride(-2) * t.element_size()
 
 
 def _checked_output(call: Call) -> Tensor:
@@ -350,18 +520,14 @@ def _problem_of(call: Call, sample: Tensor, addend: Tensor | None) -> Problem:
     return replace(posed, sm_carveout=carveout) if carveout else posed
 
 
-def _kernel_plan(call: Call, sample: Tensor, addend: Tensor | None, launch: Launch) -> Plan:
+def _kernel_plan(memory: Memory, launch: Launch) -> Plan:
     """Returns a plan that launches a kernel. The plan allocates the output, or checks that the
     given one overlaps nothing that is read.
     """
-    device, dtype = sample.device, sample.dtype
+    size, strides, dtype, device, spans = memory
     several = device.type == "cuda" and torch.cuda.device_count() > 1
     index, empty_strided = device.index, _empty_strided[device.type]
-    size, strides = tuple(sample.shape), tuple(sample.stride())
-    bytes_a, bytes_b, bytes_c, bytes_out, *bytes_epilogue = (
-        0 if t is None else span_bytes(t)
-        for t in (call.a, call.b, addend, sample, *call.epilogue_tensors)
-    )
+    bytes_a, bytes_b, bytes_c, bytes_out, *bytes_epilogue = spans
     # Where something is written, a lazy clone gets its own memory, which starts at whole cache
     # lines as before.
     address = Tensor.data_ptr if bytes_out else read_address
@@ -448,10 +614,10 @@ def _swapped(call: Call) -> Call:
     return call._replace(a=call.b, b=call.a.mT)
 
 
-def _fallback_plan(
-    reason: str, out_dtype: torch.dtype | None, extra: EpilogueArgs | None, *, warns: bool = True
-) -> Plan:
+def _fallback_plan(call: Call, reason: str, *, warns: bool = True) -> Plan:
     """Returns a plan that calls torch functions, and warns that it does where no kernel could."""
+    out_dtype = call.out_dtype
+    activation = None if call.extra is None else call.extra.activation
 
     def execute(
         a: Tensor,
@@ -466,11 +632,11 @@ def _fallback_plan(
             fallback.warn_fallback(reason)
         if out is not None:
             check_separate(a, b, c, out, beta)
-        if extra is not None:
-            given = EpilogueArgs(extra.activation, *tensors)
-            if out is not None or given.aux is not None:
+        if activation is not None:
+            extra = EpilogueArgs(activation, *tensors)
+            if out is not None or extra.aux is not None:
                 check_epilogue_separate(a, b, c, out, beta, *tensors)
-            return fallback.fused(a, b, c, out, alpha, beta, out_dtype, given)
+            return fallback.fused(a, b, c, out, alpha, beta, out_dtype, extra)
         if c is None:
             return fallback.matmul(a, b, out, out_dtype)
         return fallback.addmm(c, a, b, alpha, beta, out)

@@ -158,6 +158,14 @@ def _tuned_launcher(problem: Problem, tune: str) -> Launch | None:
     return None
 
 
+def tuned_rows(problem: Problem, tune: str) -> frozenset[int]:
+    """Returns the numbers of rows at which a problem with any number of them was tuned: each has a
+    choice of its own, all others that of `default_kernel.rows_of_choice`.
+    """
+    posed = tuned_as(problem) if problem.device.type == "cuda" else None
+    return frozenset() if posed is None else hooks.tuner.get().tuned_rows(posed, tune)
+
+
 def tuned_as(problem: Problem) -> Problem | None:
     """Returns the problem whose tuned choices a problem takes, or None if it takes none."""
     if problem.batch or problem.batch_invariant:

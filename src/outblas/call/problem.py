@@ -97,6 +97,12 @@ class Problem:
         """The number of columns of B: that of C, or twice that where the epilogue is gated."""
         return 2 * self.N if self.epilogue.gated else self.N
 
+    def with_rows(self, rows: int) -> "Problem":
+        """Returns the problem with another number of rows, of A and of all that have as many."""
+        problem = object.__new__(Problem)  # `replace` would take ten times as long
+        vars(problem).update(vars(self), M=rows)
+        return problem
+
     def vector(self, operand: str) -> int:
         """Returns the number of elements (a power of two, at most 16 bytes) that one load of
         operand "a" or "b" can move in every row.

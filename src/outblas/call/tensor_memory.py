@@ -48,6 +48,14 @@ def span(shape: Sequence[int], strides: Sequence[int]) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
+def packed_strides(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Returns the strides of a contiguous tensor."""
+    strides = [1]
+    for size in sizes[:0:-1]:
+        strides.append(strides[-1] * max(size, 1))
+    return tuple(strides[::-1])
+
+
 def overlaps_itself(t: torch.Tensor) -> bool:
     """Returns whether two elements of a tensor may share memory. The test is conservative: False
     only if each dimension steps beyond the extent of all smaller ones (unusual disjoint views

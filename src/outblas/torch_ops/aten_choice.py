@@ -76,6 +76,7 @@ def _planned(product: Product, call: Call) -> dispatch.Plan | str:
         return IN_CAPTURE
     try:
         plan = known or dispatch.find_plan(call, by_torch=False)
+        plan = dispatch.at_rows(plan, call.a.shape, by_torch=False)
     except Exception as error:  # torch computed this product before `enable`, and still can
         fallback.warn_once(f"{product} stays with torch: {error}")
         return str(error)

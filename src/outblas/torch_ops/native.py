@@ -104,7 +104,9 @@ def remember(
     tensors: A, B, C, bias, residual and `out`, None for those that the call has not. B of
     `Kind.LINEAR` is the weight. `recorded`: whether autograd records the call.
     """
-    parts = None if _package is None else dispatch.parts_of(plan)
+    if _package is None or tensors[0] is None:
+        return
+    parts = dispatch.parts_of(dispatch.at_rows(plan, tensors[0].shape))
     if parts is None:
         return
     has_epilogue = bool(activation) or tensors[3] is not None or tensors[4] is not None
