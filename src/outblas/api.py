@@ -256,9 +256,10 @@ def linear(
     """Compute activation(input @ weight.T + bias) + residual, the work of a linear layer.
 
     Without activation and residual this is `torch.nn.functional.linear`. What `matmul` says of
-    accumulation, fallback, gradients and autocast holds here too. A weight that is a tensor
-    subclass (quantized, sharded) is passed to `torch.nn.functional.linear` as it is, unless its
-    type overrides this function.
+    accumulation, fallback, gradients and autocast holds here too. A weight whose type has a
+    `__torch_dispatch__` of its own (quantized, sharded) is passed to `torch.nn.functional.linear`
+    as it is, unless its type overrides this function. Kernels compute with weights of other types
+    what those leave to torch when they are asked by `__torch_function__`.
 
     Args:
         input: (..., K), with any strides; float16, bfloat16 or float32 on an NVIDIA GPU.

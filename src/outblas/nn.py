@@ -42,7 +42,7 @@ class Linear(torch.nn.Linear):
     """A `torch.nn.Linear` that computes with `outblas.linear`, with an optional activation.
 
     Parameters, their names and their initialization are those of `torch.nn.Linear`, so that state
-    dicts are interchangeable. An input, weight or bias that is a tensor subclass (quantized,
+    dicts are interchangeable. An input, weight or bias that computes by itself (quantized,
     sharded) is passed to `torch.nn.functional.linear`. torch.jit.script compiles the layer to
     torch's operators; torch.fx records one call of `outblas.linear`, or torch's operators where it
     traces for quantization.

@@ -3,6 +3,7 @@ each reaches the function that it knows as it came, or is checked as a plain ten
 by torch. Tracers and compilers see a call of ours as one call.
 """
 
+import contextlib
 import os
 import socket
 import warnings
@@ -273,14 +274,151 @@ def test_what_is_no_tensor_may_override_our_functions_or_torchs(
         function(*leading, Duck())
 
 
-# ---- plain subclasses
-def test_a_plain_subclass_stays_what_it_is_and_warns_where_it_is_called() -> None:
+# ---- subclasses that hold their values
+class Weight(torch.nn.Parameter):
+    """A parameter that knows how to load itself, as in servers of models. Its base class wraps no
+    results.
+    """
+
+    def __init__(self, data: Tensor) -> None:
+        self.load = data.copy_
+
+
+class Forwarding(Weight):
+    """It overrides torch's functions, and leaves all of them to its base class."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Halving(Plain):
+    """It knows `F.linear`, of half of what it holds, and leaves other functions to torch."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is not F.linear:
+            return super().__torch_function__(func, types, args, kwargs or {})
+        with torch._C.DisableTorchFunctionSubclass():
+            return F.linear(args[0], args[1] / 2, *args[2:])
+
+
+HOLDING = Plain, Weight, Forwarding, Halving, Sealed
+
+
+def of(kind: type[Tensor], t: Tensor, *, requires_grad: bool = False) -> Tensor:
+    """Values of a type, as a leaf."""
+    with torch._C.DisableTorchFunctionSubclass():
+        leaf = kind(t.clone()) if issubclass(kind, Weight) else t.clone().as_subclass(kind)
+        return leaf.requires_grad_(requires_grad)
+
+
+def as_plain(t: Tensor) -> Tensor:
+    with torch._C.DisableTorchFunctionSubclass():
+        return t.as_subclass(Tensor)
+
+
+def same(got: Tensor | None, want: Tensor | None) -> bool:
+    """Whether two tensors are equal in values and type."""
+    assert got is not None
+    assert want is not None
+    return type(got) is type(want) and torch.equal(as_plain(got), as_plain(want))
+
+
+SAME_AS_TORCHS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
+    "linear": (linear, F.linear),
+    "linear with a bias": (
+        lambda x, w, **kernel: linear(x, w, BIAS, **kernel),
+        lambda x, w: F.linear(x, w, BIAS),
+    ),
+    "linear with an epilogue": (
+        lambda x, w, **kernel: linear(x, w, activation="relu", residual=C, **kernel),
+        lambda x, w: torch.relu(F.linear(x, w)) + C,
+    ),
+    "matmul": (
+        lambda x, w, **kernel: matmul(w, x.t(), **kernel),
+        lambda x, w: torch.matmul(w, x.t()),
+    ),
+    "addmm": (
+        lambda x, w, **kernel: addmm(C.t(), w, x.t(), beta=2, **kernel),
+        lambda x, w: torch.addmm(C.t(), w, x.t(), beta=2),
+    ),
+}
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("name", SAME_AS_TORCHS)
+@pytest.mark.parametrize("kind", HOLDING)
+def test_values_of_a_subclass_are_multiplied_by_a_kernel_into_torchs_type(
+    kind: type[Tensor], name: str
+) -> None:
+    ours, of_torch = SAME_AS_TORCHS[name]
+    if kind is Sealed and name != "linear":
+        pytest.skip("it knows F.linear only")
+    w = of(kind, W)
+
+    for mode in (contextlib.nullcontext(), torch.device("meta")):
+        with mode, warnings.catch_warnings(action="error"):
+            assert same(ours(X, w, kernel="portable"), of_torch(X, w))
+
+
+@pytest.mark.parametrize("kernel", [{}, {"kernel": "portable"}], ids=["default", "portable"])
+@pytest.mark.parametrize("name", SAME_AS_TORCHS)
+@pytest.mark.parametrize("kind", [Plain, Weight, Forwarding, Sealed])
+@pytest.mark.interpreter
+def test_gradients_of_a_subclass_are_torchs(
+    kind: type[Tensor], name: str, kernel: dict[str, str]
+) -> None:
+    """The backward pass asks no type. Twice, for a warm call."""
+    ours, of_torch = SAME_AS_TORCHS[name]
+    if kind is Sealed and name != "linear":
+        pytest.skip("it knows F.linear only")
+    x, w = (of(*leaf, requires_grad=True) for leaf in ((Tensor, X), (kind, W)))
+    x_of_torch, w_of_torch = (of(*leaf, requires_grad=True) for leaf in ((Tensor, X), (kind, W)))
+
+    for _ in range(2):
+        as_plain(ours(x, w, **kernel)).square().sum().backward()
+        as_plain(of_torch(x_of_torch, w_of_torch)).square().sum().backward()
+
+    with torch._C.DisableTorchFunctionSubclass():
+        assert same(x.grad, x_of_torch.grad)
+        assert same(w.grad, w_of_torch.grad)
+
+
+def test_a_subclass_that_writes_or_has_another_dtype_is_torchs() -> None:
+    """Where torch's function is offered to a type that is not known to leave it to torch."""
+    out, w = sevens(), of(Halving, W)
+
+    with pytest.warns(FallbackWarning, match="tensor subclass Halving"):
+        linear(X, w, out=out)
+    with pytest.raises(ValueError, match="kernel 'portable' needs plain tensors"):
+        linear(X, w, out=out, kernel="portable")
+
+    assert torch.equal(out, F.linear(X, W / 2))
+
+
+def test_a_type_that_computes_by_itself_is_torchs_with_a_warning() -> None:
+    class Own(Plain):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            if func is F.linear:
+                return "own"
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    w = of(Own, W)
+
+    with pytest.warns(FallbackWarning, match="tensor subclass Own"):
+        assert linear(X, w) == "own"
+    with pytest.raises(ValueError, match="kernel 'portable' needs plain tensors"):
+        linear(X, w, kernel="portable")
+
+
+def test_a_plain_subclass_warns_where_it_is_called() -> None:
     w = W.as_subclass(Plain)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        results = linear(X, w, BIAS, activation="relu"), matmul(X, w.t()), addmm(C, X, w.t())
+        linear(X, w, BIAS, activation="relu")
 
-    assert [type(result) for result in results] == [Plain] * 3
     assert (caught[0].category, caught[0].filename) == (FallbackWarning, __file__)
 
 
@@ -399,16 +537,23 @@ def test_a_traced_layer_is_one_call_and_computes_what_the_layer_does() -> None:
     assert torch.equal(torch.fx.GraphModule(graph, graph.graph)(X), layer(X))
 
 
-def test_compiled_calls_of_a_plain_subclass_are_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["linear with an epilogue", "matmul"])
+@pytest.mark.parametrize("kind", [Plain, Weight, Forwarding, Halving])
+def test_compiled_calls_of_a_subclass_are_one_graph_of_our_operators(
+    kind: type[Tensor], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         invariance.flag, "ever", False
     )  # or the graph breaks to look at the context
-    compiled = torch.compile(linear, backend=EagerAndRecordGraphs(), fullgraph=True)
+    ours, of_torch = SAME_AS_TORCHS[name]
+    backend = EagerAndRecordGraphs()
+    w = of(kind, W)
 
-    got = compiled(X, W.as_subclass(Plain))
+    got = torch.compile(ours, backend=backend, fullgraph=True)(X, w)
 
-    assert type(got) is Plain
-    assert torch.equal(got.as_subclass(Tensor), X @ W.t())
+    assert same(got, of_torch(X, w))
+    products = [str(f) for f in targets_of(backend.graphs[0]) if "outblas" in str(f)]
+    assert len(products) == 1
 
 
 def test_compiled_calls_under_a_default_device_keep_the_operator() -> None:

@@ -46,6 +46,7 @@ from outblas.torch_ops.autograd_levels import (
     recorder,
     requires_grad,
     unobserved,
+    unseen_by_types,
     within_forward,
 )
 from outblas.torch_ops.call import OperatorChoice, is_plain_scalar
@@ -141,6 +142,7 @@ class MatmulFunction(torch.autograd.Function):
         return y if x is None else (y, x)
 
     @staticmethod
+    @unseen_by_types
     def backward(
         ctx: Any, g_out: Tensor | None, g: Tensor | None = None
     ) -> tuple[Tensor | None, ...]:

@@ -1,6 +1,7 @@
 """Determines on which levels of autograd and of torch.func's transforms a call runs."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -12,6 +13,7 @@ from torch.autograd import forward_ad
 from outblas.base.compat.torch_private import (
     OneLevelFunction,
     allow_one_level,
+    as_plain,
     below_autograd,
     forward_gradients,
     forward_levels,
@@ -39,6 +41,18 @@ def within_forward() -> AbstractContextManager[Any]:
     for each in (below_autograd(), torch.enable_grad(), forward_gradients(True)):
         stack.enter_context(each)
     return stack
+
+
+def unseen_by_types(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a backward pass that types which override functions of torch do not see, as they do
+    not see torch's own. It gets the saved tensors in their types.
+    """
+
+    @functools.wraps(backward)
+    def run(ctx: Any, *gradients: Tensor | None) -> Any:
+        return as_plain(backward, ctx, *gradients)
+
+    return run
 
 
 def recorder(function: type[torch.autograd.Function]) -> Callable[..., Any]:

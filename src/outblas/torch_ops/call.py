@@ -52,7 +52,7 @@ def is_plain_type(kind: type) -> bool:
     """
     if kind in PLAIN:
         return True
-    function: Any = kind.__torch_function__ if has_plain_values(kind) else None
+    function: Any = has_plain_values(kind) and getattr(kind, "__torch_function__", None)
     return function is _WRAPS_NOT or getattr(function, "__func__", None) is _WRAPS
 
 

@@ -23,7 +23,7 @@ from outblas.call.grouped import NO_TENSORS, Form
 from outblas.call.sizes import is_certain
 from outblas.torch_ops import grouped_plans, ops
 from outblas.torch_ops.autograd import gradient_of_x, without_gradients
-from outblas.torch_ops.autograd_levels import record_gradients, within_forward
+from outblas.torch_ops.autograd_levels import record_gradients, unseen_by_types, within_forward
 from outblas.torch_ops.call import has_address
 from outblas.torch_ops.schema import ARGUMENTS, library
 
@@ -91,6 +91,7 @@ class _Gradients(torch.autograd.Function):
         return result if x is None else (result, x)
 
     @staticmethod
+    @unseen_by_types
     def backward(
         ctx: Any, g_out: Tensor | None, g: Tensor | None = None
     ) -> tuple[Tensor | None, ...]:

@@ -35,7 +35,7 @@ from outblas.call.tensor_memory import read_address as _address
 from outblas.torch_ops import eager, native, ops
 from outblas.torch_ops.accumulation import add_to_grad
 from outblas.torch_ops.autograd import as_rows, gradient_of_x, product, recorded_run
-from outblas.torch_ops.autograd_levels import direct_apply
+from outblas.torch_ops.autograd_levels import direct_apply, unseen_by_types
 from outblas.torch_ops.call import EagerChoice, OperatorChoice
 from outblas.torch_ops.flop_formulas import register_if_counted
 
@@ -268,6 +268,7 @@ class LinearFunction(torch.autograd.Function):
         return y if x is None else (y, x)
 
     @staticmethod
+    @unseen_by_types
     def backward(
         ctx: Any, g_out: Tensor | None, g: Tensor | None = None
     ) -> tuple[Tensor | None, ...]:

@@ -25,7 +25,12 @@ from outblas.call.grouped import GATHERING_COLUMNS
 from outblas.call.moe import Layer
 from outblas.call.problem import check_name
 from outblas.torch_ops import grouped_mm, moe_passes, ops
-from outblas.torch_ops.autograd_levels import record_gradients, refuse_gradients, within_forward
+from outblas.torch_ops.autograd_levels import (
+    record_gradients,
+    refuse_gradients,
+    unseen_by_types,
+    within_forward,
+)
 from outblas.torch_ops.flop_formulas import register_if_counted
 from outblas.torch_ops.schema import ARGUMENTS, define, library
 
@@ -355,6 +360,7 @@ class _Gradients(torch.autograd.Function):
         return cast(Tensor, out)
 
     @staticmethod
+    @unseen_by_types
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         gradients: list[Tensor | None] = [None] * len(_POSITIONS)
         if grad is None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.overrides import handle_torch_function
+from torch.overrides import TorchFunctionMode, handle_torch_function
 
 from outblas.base.compat.torch_private import (
     as_plain,
@@ -15,7 +15,6 @@ from outblas.base.compat.torch_private import (
     has_override,
     overrides_enabled,
     transform_level,
-    with_overrides,
     without_overrides,
 )
 from outblas.call import epilogue, fallback, invariance, problem
@@ -36,9 +35,11 @@ from outblas.torch_ops.call import (
     checked_kernel,
     checked_tune,
     has_address,
+    has_plain_values,
     is_autocast,
     is_lazy_view,
     is_plain_scalar,
+    is_plain_type,
     is_traced,
     product_shape,
     scalar,
@@ -58,8 +59,8 @@ def run(call: Arguments) -> Tensor:
     if is_traced():
         return _run_checked(call)
     if has_override(*call.all_tensors()):
-        plain = all(t is None or type(t) in PLAIN for t in call.all_tensors())
-        if overriding_mode() or not plain:
+        types = {type(t) for t in call.all_tensors() if t is not None}
+        if overriding_mode() or (overrides_enabled() and not types.issubset(PLAIN)):
             return _run_overridden(call)
         if without_overrides is not None:
             with without_overrides():  # a default device does not change the call
@@ -73,12 +74,18 @@ def run(call: Arguments) -> Tensor:
 
 # ---- types that override the call
 class _Offer(threading.local):
-    """The public function that some operands' types are being asked to override."""
+    """The call that the types of its operands are being asked to override."""
 
-    function = ""
+    call: Arguments | None = None
 
 
 _offer = _Offer()
+
+
+class _Unanswered(BaseException):
+    """Raised where the type of an operand does not know the public function that it was offered
+    and calls it with overrides switched off. The type may know torch's function.
+    """
 
 
 def _run_overridden(call: Arguments) -> Tensor:
@@ -101,17 +108,19 @@ def _run_overridden(call: Arguments) -> Tensor:
             for name, value in scalars.items()
             if not (is_plain_scalar(value) and value == 1)
         }
-    before, _offer.function = _offer.function, call.function
+    before, _offer.call = _offer.call, call
     try:
         result: Tensor = handle_torch_function(public, tensors.values(), *operands, **keywords)
         return result
+    except _Unanswered:
+        pass
     except TypeError as error:
         if not str(error).startswith(
             f"no implementation found for '{public.__module__}.{public.__name__}'"
         ):
             raise
     finally:
-        _offer.function = before
+        _offer.call = before
     try:
         cause = _foreign_reason(tensors.values()) or "operands that override functions of torch"
         return _run_as_given(call, cause)
@@ -120,12 +129,15 @@ def _run_overridden(call: Arguments) -> Tensor:
         raise
 
 
-def _foreign_reason(tensors: Iterable[Tensor]) -> str | None:
+def _foreign_reason(tensors: Iterable[Tensor], were_asked: bool = False) -> str | None:
     """Returns why an operand must reach torch unchanged, or None. The attributes of such an operand
     may not describe it correctly.
+
+    were_asked: whether types that override functions of torch have been asked, or must not be.
     """
+    is_plain = has_plain_values if were_asked else is_plain_type
     for t in tensors:
-        if type(t) not in PLAIN:
+        if not is_plain(type(t)):
             kind = "tensor subclass" if isinstance(t, Tensor) else "operands of type"
             return f"{kind} {type(t).__name__}"
         if t.is_nested:
@@ -140,23 +152,44 @@ def _run_as_given(call: Arguments, cause: str) -> Tensor:
     problem.check_activation(call.given.activation)
     checked_tune(call.choice.tune)
     # reads properties of the operands without asking their types
-    autocast = as_plain(_handed_over, call, cause)
-    if not is_traced() and _offer.function == call.function and not overrides_enabled():
-        # An operand's type did not know the public function and called it with overrides switched
-        # off. The type may know torch's function, so switch them on again.
-        _offer.function = ""
-        with with_overrides():
-            return _torch_on_whole(call, autocast)
-    return _torch_on_whole(call, autocast)
+    autocast = as_plain(_check_as_given, call)
+    is_torchs = as_plain(_foreign_reason, call.tensors().values(), True)
+    if is_torchs or call.out is not None or call.given.aux is not None or call.out_dtype:
+        as_plain(_hand_to_torch, call, cause)
+        return _torch_on_whole(call, autocast)
+    default = _Default(call)
+    with default:
+        result = _torch_on_whole(call, autocast)
+    if not default.has_run:
+        as_plain(_hand_to_torch, call, cause)
+    return result
 
 
-def _handed_over(call: Arguments, cause: str) -> str:
-    """Checks a call that goes to torch, and warns about it. Returns the result of
-    `_autocast_off`.
+class _Default(TorchFunctionMode):
+    """Computes by our function what types that are offered torch's leave to
+    `super().__torch_function__`.
+
+    has_run: whether they left it.
     """
-    autocast = _check_as_given(call)
-    _hand_to_torch(call, cause)
-    return autocast
+
+    def __init__(self, call: Arguments) -> None:
+        super().__init__()
+        module: Any = torch.nn.functional if call.function == "linear" else torch
+        self.has_run = False
+        self._of_torch = getattr(module, call.function)
+        self._ours = public_functions[call.function]
+        self._choice = {k: v for k, v in call.choice._asdict().items() if v is not None}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is not self._of_torch:
+            return func(*args, **kwargs)
+        if types and overrides_enabled():
+            return NotImplemented  # so that torch asks the types
+        self.has_run = True
+        return self._ours(*args, **kwargs, **self._choice)
 
 
 def _check_as_given(call: Arguments) -> str:
@@ -207,7 +240,13 @@ def _run_checked(call: Arguments) -> Tensor:
     tensors = call.tensors()
     for name, t in tensors.items():
         problem.check_tensor(name, t)
-    if cause := _foreign_reason(tensors.values()):
+    cause = _foreign_reason(tensors.values())
+    if cause and not overrides_enabled():
+        offered = None if is_traced() else _offer.call
+        if offered and offered.function == call.function and offered.a is a and offered.b is b:
+            raise _Unanswered
+        cause = _foreign_reason(tensors.values(), were_asked=True)
+    if cause:
         return _run_as_given(call, cause)
     activation = problem.check_activation(call.given.activation)
     if c is not None:

@@ -285,12 +285,6 @@ without_overrides: Callable[[], AbstractContextManager[Any]] | None = take(
     "the fast path of calls under a default device",
     "calls under a default device take the slow path",
 )
-with_overrides: Callable[[], AbstractContextManager[Any]] = take(
-    "torch:_C._EnableTorchFunction",
-    contextlib.nullcontext,
-    "passing torch's function to a tensor type that does not know outblas's",
-    "torch's function runs without the type's override, as in torch's own compositions",
-)
 _disable_types = take(
     "torch:_C.DisableTorchFunctionSubclass",
     None,
