@@ -158,11 +158,11 @@ def _is_usable(loaded: Pack) -> bool:
     """Returns whether the kernels of a pack were built with the versions that are here."""
     try:
         if not loaded.toolchain:  # all are of Triton
-            return loaded.triton_toolchain == triton_variant.toolchain_fields()
+            return not loaded.differences(triton_variant.toolchain_fields())
         from outblas.hopper.parts.compile import toolchain_fields
     except ImportError:  # without the DSL, or without Triton
         return False
-    return loaded.toolchain == toolchain_fields()
+    return not loaded.differences(toolchain_fields())
 
 
 @functools.cache

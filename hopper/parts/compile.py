@@ -113,12 +113,12 @@ def cache_key_fields(
 def toolchain_fields() -> dict[str, object]:
     """Returns the facts that every compiled kernel on disk depends on."""
     # Its libraries for CUDA 12 and 13 have different assemblers, and the driver decides which load.
-    cuda = exported.cuda_of_dsl()
     return {
         "arch": ARCH,
         "options": OPTIONS,
         "machine": platform.machine(),
-        "dsl": f"{version_of('nvidia-cutlass-dsl')} for CUDA {cuda}",
+        "dsl": version_of("nvidia-cutlass-dsl"),
+        "cuda": exported.cuda_of_dsl(),
         "tvm_ffi": version_of("apache-tvm-ffi"),
         "source": source_fingerprint(),
     }

@@ -19,13 +19,18 @@ from outblas.base.facts import digest
 from outblas.base.pack import PackError
 from outblas.call import dispatch
 
-COMMON = {"arch": "sm_90a", "options": "", "machine": "x86_64", "dsl": "4", "tvm_ffi": "0"}
+COMMON = {"arch": "sm_90a", "options": "", "machine": "x86_64", "dsl": "4", "cuda": 12}
+COMMON |= {"tvm_ffi": "0"}
 Object = tuple[dict[str, object], bytes]
 SIZELESS = (
-    b'{"about": {}, "objects": [{"facts": {}, "sha256": "", "size": Infinity}], "tables": []}'
+    b'{"about": {}, "toolchains": {"dsl": {}, "triton": {}}, "tables": [], '
+    b'"objects": [{"name": "", "kernel": "", "sha256": "", "size": Infinity}]}'
 )
-NAMELESS = b'{"about": {}, "objects": [], "tables": [{"sha256": "", "size": 0}]}'
-NO_TABLES = b'{"about": {}, "objects": []}'
+NAMELESS = (
+    b'{"about": {}, "toolchains": {"dsl": {}, "triton": {}}, "objects": [], '
+    b'"tables": [{"sha256": "", "size": 0}]}'
+)
+NO_TABLES = b'{"about": {}, "objects": [], "toolchains": {"dsl": {}, "triton": {}}}'
 
 
 def facts(kernel: str, source: str = "s") -> dict[str, Any]:
@@ -197,9 +202,9 @@ def test_a_pack_of_the_environment_that_cannot_be_used_is_named_once(
 
 
 def test_an_object_that_was_altered_is_built_instead(file: Path) -> None:
-    whole = file.read_bytes()
-    place = whole.index(OBJECTS[0][1])
-    file.write_bytes(whole[:place] + b"F" + whole[place + 1 :])
+    whole = bytearray(file.read_bytes())
+    whole[pack.read(file).objects[digest(OBJECTS[0][0])].offset + 4] ^= 1
+    file.write_bytes(whole)
     outblas.load_pack(file)
 
     with pytest.warns(RuntimeWarning, match="the code of one is not what was packed") as said:
@@ -216,6 +221,35 @@ def test_a_pack_of_other_versions_is_named_once_and_kernels_are_built(file: Path
         assert [fetch(name, changes={"dsl": "5"}) for name in ("one", "two")] == [b"built"] * 2
 
     assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"cuda": 13, "tvm_ffi": "1"}, OBJECTS[0][1]),
+        ({"cuda": 11}, b"built"),
+        ({"machine": "aarch64"}, b"built"),
+    ],
+    ids=["a newer CUDA", "an older CUDA", "another machine"],
+)
+@pytest.mark.filterwarnings("ignore:outblas. .*it was built with another version of")
+def test_a_kernel_serves_newer_drivers(changes: dict[str, Any], code: bytes, file: Path) -> None:
+    outblas.load_pack(file)
+
+    assert fetch("one", changes=changes) == code
+
+
+def test_packs_in_the_package_serve_last_and_say_nothing_of_other_versions(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pack, "SHIPPED", tmp_path)
+    pack.write(tmp_path / "b.pack", {}, [(facts("four"), b"shipped")])
+    pack.write(tmp_path / "c.pack", {}, [(facts("one"), b"shipped"), (facts("five"), b"5")])
+    outblas.load_pack(file)
+
+    assert [fetch(name) for name in ("one", "four", "five")] == [OBJECTS[0][1], b"shipped", b"5"]
+    forget_packs()
+    assert fetch("four", changes={"dsl": "5"}) == b"built"
 
 
 def test_a_kernel_that_cannot_be_loaded_from_a_pack_is_built(file: Path) -> None:

@@ -115,9 +115,9 @@ def test_a_pack_is_shown_as_json(built: Path, opened: pack.Pack) -> None:
 
 
 def test_a_pack_of_other_sources_is_named(built: Path, opened: pack.Pack, tmp_path: Path) -> None:
-    other = tmp_path / "other"
+    other, toolchain = tmp_path / "other", opened.toolchain | {"source": "older"}
     objects = [
-        ({**each.facts, "source": "older"}, opened.code(name) or b"")
+        ({"kernel": each.kernel, **toolchain}, opened.code(name) or b"")
         for name, each in opened.objects.items()
     ]
     pack.write(other, opened.about, objects)

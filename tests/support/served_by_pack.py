@@ -9,6 +9,7 @@ from outblas.base import pack
 def forget_packs() -> None:
     """Also that of the environment. Kernels that were taken from them stay."""
     pack._loaded.clear()
+    pack._shipped.clear()
     pack._warned.clear()
     pack._environment_read = False
 

@@ -4,8 +4,9 @@ import functools
 import hashlib
 import json
 from importlib import metadata
+from typing import Any
 
-Facts = dict[str, object]
+Facts = dict[str, Any]
 
 
 def digest(facts: Facts) -> str:

@@ -14,13 +14,17 @@ configs that chose them:
     …        the tables, in the order of the manifest, to the end of the file
     =======  ====================================================================================
 
-The manifest has the `facts` that determine each object (`base.facts`), the name of each table, and
-the size and the SHA-256 of both. Every byte of the file is covered: by the magic, by the manifest's
-digest, or by that of an object or a table.
+The manifest has what all kernels of a compiler share, the digest of the facts that determine each
+object (`base.facts`), the name of each table, and the size and the SHA-256 of both. Objects are
+compressed. Every byte of the file is covered: by the magic, by the manifest's digest, or by that of
+an object or a table.
 
 Kernels are native code. A pack is loaded only from a regular file that belongs to this user or to
 root, and that no other user can write; an object is loaded only if its bytes have its digest. The
 file is mapped into memory, so that objects that nobody asks for are never read.
+
+Packs that lie in the folder `packs` of this package, as those of a release do, are asked after all
+others, and where they were built for other versions nothing is said.
 """
 
 import hashlib
@@ -28,6 +32,7 @@ import json
 import mmap
 import os
 import warnings
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,17 +44,23 @@ from outblas.base.facts import Facts, digest
 from outblas.base.filesystems import replacing
 from outblas.base.ownership import Untrusted, shown
 
-MAGIC = b"outblas pack\n\0\0\2"
+MAGIC = b"outblas pack\n\0\0\3"
 _DIGEST, _SIZE = 32, 8
 _HEAD = len(MAGIC) + _DIGEST + _SIZE
 LARGEST_MANIFEST = 1 << 28  # bytes; a damaged size must not ask for all memory
+SHIPPED = Path(__file__).parents[1] / "packs"
 # Facts that describe where and with what a kernel was compiled. A pack has one value of each: of
 # kernels of the CuTe DSL, and of those of Triton.
-TOOLCHAIN = ("arch", "options", "machine", "dsl", "tvm_ffi", "source")
+TOOLCHAIN = ("arch", "options", "machine", "dsl", "cuda", "tvm_ffi", "source")
 TRITON_TOOLCHAIN = ("arch", "triton", "source")
 
 
-_SHOWN = {"source": "the sources of the kernels", "dsl": "the CuTe DSL", "triton": "Triton"}
+_SHOWN = {
+    "source": "the sources of the kernels",
+    "dsl": "the CuTe DSL",
+    "cuda": "CUDA",
+    "triton": "Triton",
+}
 
 
 class PackError(ValueError):
@@ -57,9 +68,9 @@ class PackError(ValueError):
 
 
 class Object(NamedTuple):
-    """An object of a pack: what determines it, and where its code lies in the file."""
+    """An object of a pack: the kernel's name, and where its code lies in the file, compressed."""
 
-    facts: Facts
+    kernel: str
     offset: int
     size: int
     sha256: str
@@ -84,30 +95,35 @@ class Pack:
             configs it has; `products`.
         objects: By the digest of their facts.
         tables: By name. `autotune.packed_tables` says what they are called and what they have.
+        toolchain: The facts that all kernels of the CuTe DSL share; empty for a pack without any.
+        triton_toolchain: The facts that all kernels of Triton share, likewise.
     """
 
     path: Path
     about: Mapping[str, Any]
     objects: Mapping[str, Object]
     tables: Mapping[str, Table]
+    toolchain: Facts
+    triton_toolchain: Facts
     _content: mmap.mmap
 
-    @property
-    def toolchain(self) -> Facts:
-        """The facts that all kernels of the CuTe DSL share; empty for a pack without any."""
-        return self.toolchain_of(TOOLCHAIN)
+    def differences(self, facts: Facts) -> Facts:
+        """Returns those facts of its toolchain with which a kernel of these facts cannot be loaded.
 
-    @property
-    def triton_toolchain(self) -> Facts:
-        """The facts that all kernels of Triton share; empty for a pack without any."""
-        return self.toolchain_of(TRITON_TOOLCHAIN)
+        Code that was compiled for an older CUDA runs with a newer driver, and every version of TVM
+        FFI that outblas takes has the same binary interface.
+        """
+        built = self.triton_toolchain if "triton" in facts else self.toolchain
+        differing = {name: old for name, old in built.items() if old != facts.get(name)}
+        differing.pop("tvm_ffi", None)
+        if "cuda" in differing and int(built["cuda"]) < int(facts["cuda"]):
+            del differing["cuda"]
+        return differing
 
-    def toolchain_of(self, names: tuple[str, ...]) -> Facts:
-        """Returns what the kernels share whose toolchain has these names."""
-        for each in self.objects.values():
-            if toolchain_names(each.facts) == names:
-                return {name: each.facts.get(name) for name in names}
-        return {}
+    def name_of(self, facts: Facts) -> str:
+        """Returns the name under which a pack of this toolchain has the kernel of these facts."""
+        built = self.triton_toolchain if "triton" in facts else self.toolchain
+        return digest(facts | built) if built and not self.differences(facts) else digest(facts)
 
     def code(self, name: str) -> bytes | None:
         """Returns the code of the object of this name, or None if the pack has no such object.
@@ -116,7 +132,11 @@ class Pack:
         found = self.objects.get(name)
         if found is None:
             return None
-        return self._checked(found, f"the code of {found.facts.get('kernel')}")
+        what = f"the code of {found.kernel}"
+        try:
+            return zlib.decompress(self._checked(found, what))
+        except zlib.error as error:
+            raise PackError(f"{shown(self.path)}: {what} is not compressed: {error}") from None
 
     def table(self, name: str) -> bytes:
         """Returns the text of a table. Raises PackError if it differs from what was packed."""
@@ -153,15 +173,19 @@ def write(
     """
     entries: list[dict[str, Any]] = []
     parts: list[bytes] = []
+    toolchains: dict[str, Facts] = {"dsl": {}, "triton": {}}
     for facts, code in sorted(objects, key=lambda each: digest(each[0])):
-        entries.append({"facts": facts, **_described(code)})
-        parts.append(code)
-    _check_one_toolchain([entry["facts"] for entry in entries])
+        parts.append(zlib.compress(code))
+        described = {"name": digest(facts), "kernel": str(facts.get("kernel"))}
+        entries.append(described | _described(parts[-1]))
+        kind = "triton" if "triton" in facts else "dsl"
+        toolchain = {name: facts.get(name) for name in toolchain_names(facts)}
+        _check_same(toolchains[kind] or toolchain, toolchain)
+        toolchains[kind] = toolchain
     named = [{"name": name, **_described(text)} for name, text in sorted(tables.items())]
     parts += [text for _, text in sorted(tables.items())]
-    manifest = json.dumps(
-        {"about": dict(about), "objects": entries, "tables": named}, sort_keys=True, default=str
-    ).encode()
+    content = {"about": dict(about), "objects": entries, "tables": named, "toolchains": toolchains}
+    manifest = json.dumps(content, sort_keys=True, default=str).encode()
     head = MAGIC + hashlib.sha256(manifest).digest() + len(manifest).to_bytes(_SIZE, "big")
     with replacing(path) as file:
         file.writelines((head, manifest, *parts))
@@ -188,16 +212,14 @@ def read(path: Path) -> Pack:
     finally:
         os.close(descriptor)  # the map has a descriptor of its own
     try:
-        about, objects, tables = _manifest(path, content, size)
+        pack = _manifest(path, content, size)
     except PackError:
         content.close()
         raise
-    return Pack(path, about, objects, tables, content)
+    return pack
 
 
-def _manifest(
-    path: Path, content: mmap.mmap, size: int
-) -> tuple[Mapping[str, Any], Mapping[str, Object], Mapping[str, Table]]:
+def _manifest(path: Path, content: mmap.mmap, size: int) -> Pack:
     if content[: len(MAGIC)] != MAGIC:
         raise PackError(f"{shown(path)} does not begin as a pack of this version of the format")
     expected = content[len(MAGIC) : len(MAGIC) + _DIGEST]
@@ -210,24 +232,23 @@ def _manifest(
     end = _HEAD + length
     try:
         parsed = json.loads(text)
-        about = dict(parsed["about"])
+        about, toolchains = dict(parsed["about"]), dict(parsed["toolchains"])
+        toolchain, of_triton = dict(toolchains["dsl"]), dict(toolchains["triton"])
         for entry in (*parsed["objects"], *parsed["tables"]):
             if type(entry["size"]) is not int or entry["size"] < 0:
                 raise ValueError
+            name = str(entry["name"])
             place = end, entry["size"], str(entry["sha256"])
-            if "facts" in entry:
-                found = Object(dict(entry["facts"]), *place)
-                objects[digest(found.facts)] = found
+            if "kernel" in entry:
+                objects[name] = Object(str(entry["kernel"]), *place)
             else:
-                name = str(entry["name"])
                 tables[name] = Table(name, *place)
             end += entry["size"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise PackError(f"{shown(path)}: the manifest is not that of a pack") from None
     if end != size:
         raise PackError(f"{shown(path)} has {size} bytes, expected {end}")
-    _check_one_toolchain([each.facts for each in objects.values()])
-    return about, objects, tables
+    return Pack(path, about, objects, tables, toolchain, of_triton, content)
 
 
 def toolchain_names(facts: Facts) -> tuple[str, ...]:
@@ -235,17 +256,17 @@ def toolchain_names(facts: Facts) -> tuple[str, ...]:
     return TRITON_TOOLCHAIN if "triton" in facts else TOOLCHAIN
 
 
-def _check_one_toolchain(facts: list[Facts]) -> None:
-    for names in (TOOLCHAIN, TRITON_TOOLCHAIN):
-        alike = [each for each in facts if toolchain_names(each) == names]
-        for name in names:
-            values = {str(each.get(name)) for each in alike}
-            if len(values) > 1:
-                raise PackError(f"objects differ in {name}: {', '.join(sorted(values))}")
+def _check_same(before: Facts, toolchain: Facts) -> None:
+    for name, value in toolchain.items():
+        if str(value) != str(before[name]):
+            raise PackError(
+                f"objects differ in {name}: {', '.join(sorted(map(str, (value, before[name]))))}"
+            )
 
 
 # ---- packs that are loaded
 _loaded: list[Pack] = []
+_shipped: list[Pack] = []
 _warned: set[str] = set()
 _lock = forks.Lock()
 _environment_read = False
@@ -259,29 +280,31 @@ def load(path: Path) -> None:
 
 
 def loaded() -> tuple[Pack, ...]:
-    """Returns the packs that are asked for kernels, that of the environment among them."""
-    _load_from_environment()
-    return tuple(_loaded)
+    """Returns the packs that are asked for kernels: those that were loaded, that of the environment
+    among them, and those that lie in this package.
+    """
+    _load_by_itself()
+    return (*_loaded, *_shipped)
 
 
 def packed_code(facts: Facts) -> bytes | None:
     """Returns the code that a loaded pack has for a kernel, or None. Warns, once each, of packs
     that were built for other versions, and of code that was altered.
     """
-    name = digest(facts)
     for pack in loaded():
         try:
-            code = pack.code(name)
+            code = pack.code(pack.name_of(facts))
         except PackError as error:
             warn_once(f"{error}; the kernel is compiled instead")
             continue
         if code is not None:
             return code
-        _warn_of_other_versions(pack, facts)
+        if pack not in _shipped:
+            _warn_of_other_versions(pack, facts)
     return None
 
 
-def _load_from_environment() -> None:
+def _load_by_itself() -> None:
     global _environment_read
     if _environment_read:
         return
@@ -290,24 +313,28 @@ def _load_from_environment() -> None:
             return
         try:
             if path := os.environ.get("OUTBLAS_PACK"):
-                _loaded.append(read(Path(path)))
-        except (PackError, OSError) as error:
-            warn_once(f"OUTBLAS_PACK is not used: {error}")
+                _load_quietly(Path(path), _loaded, "OUTBLAS_PACK")
+            for path in sorted(SHIPPED.glob("*.pack")):
+                _load_quietly(path, _shipped, path.name)
         finally:  # other threads wait until the pack is there
             _environment_read = True
 
 
+def _load_quietly(path: Path, packs: list[Pack], name: str) -> None:
+    try:
+        packs.append(read(path))
+    except (PackError, OSError) as error:
+        warn_once(f"{name} is not used: {error}")
+
+
 def _warn_of_other_versions(pack: Pack, facts: Facts) -> None:
-    names = toolchain_names(facts)
-    wanted = json.loads(json.dumps({name: facts.get(name) for name in names}, default=str))
-    for name, value in pack.toolchain_of(names).items():
-        if value != wanted[name]:
-            what = _SHOWN.get(name, name)
-            warn_once(
-                f"{shown(pack.path)} is not used: it was built with another version of {what} "
-                f"({value}, here {wanted[name]})"
-            )
-            return
+    for name, value in pack.differences(facts).items():
+        what = _SHOWN.get(name, name)
+        warn_once(
+            f"{shown(pack.path)} is not used: it was built with another version of {what} "
+            f"({value}, here {facts[name]})"
+        )
+        return
 
 
 def warn_once(message: str) -> None:

@@ -165,14 +165,13 @@ def _other_versions(content: pack.Pack) -> list[str]:
         from outblas.device import triton_variant
         from outblas.hopper.parts import compile
 
-        pairs = [(content.toolchain, compile.toolchain_fields())]
+        of_here = [compile.toolchain_fields()]
         if content.triton_toolchain:
-            pairs.append((content.triton_toolchain, triton_variant.toolchain_fields()))
+            of_here.append(triton_variant.toolchain_fields())
     except ImportError as error:  # PackageNotFoundError is one
         return [f"this installation cannot use it: {error}"]
     return [
         f"it was built with {name} {value}, here is {here[name]}"
-        for before, here in pairs
-        for name, value in before.items()
-        if value != here[name]
+        for here in of_here
+        for name, value in content.differences(here).items()
     ]
