@@ -107,6 +107,16 @@ def test_the_mode_of_the_environment_counts(
     assert launcher.slower_reason(posed(2), "") is None
 
 
+def test_rows_were_tuned_of_what_kernels_multiply_alone(h100: ImaginedGpu) -> None:
+    h100.tune(FASTER)
+
+    assert launcher.tuned_rows(posed(), "") == {64}
+    for dtype in (torch.float64, torch.complex64, torch.int8, torch.bool, torch.float8_e5m2):
+        call = replace(posed(), dtype=dtype, out_dtype=dtype)
+        assert launcher.no_kernel_reason(call) is not None
+        assert launcher.tuned_rows(call, "") == frozenset()
+
+
 # ---- what becomes of such a call
 A, B, BATCH = torch.randn(6, 5), torch.randn(5, 4), torch.randn(3, 6, 5)
 C, ROW, RESIDUAL = torch.randn(6, 4), torch.randn(4), torch.randn(6, 4)

@@ -162,7 +162,7 @@ def tuned_rows(problem: Problem, tune: str) -> frozenset[int]:
     """Returns the numbers of rows at which a problem with any number of them was tuned: each has a
     choice of its own, all others that of `default_kernel.rows_of_choice`.
     """
-    posed = tuned_as(problem) if problem.device.type == "cuda" else None
+    posed = None if no_kernel_reason(problem) else tuned_as(problem)
     return frozenset() if posed is None else hooks.tuner.get().tuned_rows(posed, tune)
 
 
