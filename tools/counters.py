@@ -16,6 +16,7 @@ Hopper ladder is compiled with clocks in it, which give the mean cycles of each 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import math
@@ -26,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -146,8 +147,11 @@ def load_reader(ncu: Path) -> Any:
         ) from None
 
 
-def profile(request: dict[str, Any]) -> Any:
-    """The report on the request's call, as `ncu_report` has it. Raises CannotMeasure."""
+@contextlib.contextmanager
+def profile(request: dict[str, Any]) -> Iterator[list[Any]]:
+    """The launches of the request's call, as `ncu_report` has them: to be read while their report
+    and its file are there. Raises CannotMeasure.
+    """
     ncu = find_ncu()
     reader = load_reader(ncu)
     has_wgmma = torch.cuda.get_device_capability() == (9, 0)
@@ -160,16 +164,18 @@ def profile(request: dict[str, Any]) -> Any:
     ]
     metrics += [name.format(kind) for name in SHARED.values() for kind in kinds]
     with tempfile.TemporaryDirectory(prefix="outblas-ncu-") as folder:
-        report = f"{folder}/report.ncu-rep"
-        command = [str(ncu), "--clock-control", "none", "--profile-from-start", "off", "-o", report]
+        path = f"{folder}/report.ncu-rep"
+        command = [str(ncu), "--clock-control", "none", "--profile-from-start", "off", "-o", path]
         command += [part for section in SECTIONS for part in ("--section", section)]
         command += ["--metrics", ",".join(metrics)]
         command += [sys.executable, "-m", "tools.counters", "--call", json.dumps(request)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        if done.returncode or not Path(report).exists():
+        if done.returncode or not Path(path).exists():
             lines = f"{done.stdout}\n{done.stderr}".strip().splitlines()
             raise CannotMeasure("ncu measured nothing: " + " | ".join(lines[-3:]))
-        return reader.load_report(report)
+        report = reader.load_report(path)
+        launches = report.range_by_idx(0)
+        yield [launches.action_by_idx(index) for index in range(launches.num_actions())]
 
 
 # ---- what was counted
@@ -268,14 +274,12 @@ def _measure(request: dict[str, Any], options: argparse.Namespace) -> dict[str, 
         a, b, out, config = operands(request)
         roles = registry.load(request["kernel"]).phases(a, b, out, config)
         return {**result, "phases": [asdict(role) for role in roles]}
-    report = profile(request)  # owns its launches: read after it is gone, they are freed memory
-    profiled = report.range_by_idx(0)
-    launches = [profiled.action_by_idx(index) for index in range(profiled.num_actions())]
-    if options.instructions:
-        result["memory"] = memory(launches)
-    names = [{"kernel": launch.name()} for launch in launches]
-    flop = 2.0 * math.prod(request["shape"])
-    return {**result, "launches": names, **counted(launches, flop)}
+    with profile(request) as launches:
+        if options.instructions:
+            result["memory"] = memory(launches)
+        names = [{"kernel": launch.name()} for launch in launches]
+        flop = 2.0 * math.prod(request["shape"])
+        return {**result, "launches": names, **counted(launches, flop)}
 
 
 if __name__ == "__main__":

@@ -226,7 +226,8 @@ def significant(t: Tensor) -> list[int]:
 # ---- values
 def dense(t: Tensor) -> Tensor:
     if t.is_nested:
-        return torch.cat([torch.zeros(0), *(part.reshape(-1) for part in t.detach().unbind())])
+        parts = t.detach().unbind()
+        return torch.cat([torch.zeros(0), *(part.reshape(-1).cpu() for part in parts)])
     t = t.detach()
     if hasattr(t, "a") and type(t).__name__ == "TwoTensor":
         t = t.a

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 FOUND = 7  # exit status
-SECONDS = 280  # less than a test may take
+SECONDS = 560  # less than a test may take
 
 
 def run(tool: str, code: str, *options: str) -> subprocess.CompletedProcess[str]:

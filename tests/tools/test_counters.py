@@ -19,9 +19,11 @@ here = Path(__file__).parent
 Path(sys.argv[sys.argv.index("-o") + 1]).write_text("")
 """
 # Two launches, of 30 and of 10 µs, the second without a count of FFMA's pipe. An instruction at
-# each of three addresses, the last of which touches no memory. A report owns its launches.
+# each of three addresses, the last of which touches no memory. A report owns its launches, and reads
+# its file when it is asked.
 READER = """
 import weakref
+from pathlib import Path
 
 class Metric:
     def __init__(self, value, unit="", instances=()):
@@ -48,16 +50,18 @@ class Launch:
     def metric_names(self): return tuple(self.metrics)
     def metric_by_name(self, name):
         assert self.report(), "the report is gone"
+        assert self.report().path.exists(), "the file is gone"
         return self.metrics.get(name)
     def sass_by_pc(self, pc):
         return {16: "  @P0 LDG.E.128 R4, [R2]", 32: "LDS R1, [R2]", 48: "LDGDEPBAR"}[pc]
 
 class Report:
+    def __init__(self, path): self.path = Path(path)
     def range_by_idx(self, index): return self
     def num_actions(self): return 2
     def action_by_idx(self, index): return Launch(self, (30, 10)[index])
 
-def load_report(path): return Report()
+load_report = Report
 """
 
 
