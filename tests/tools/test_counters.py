@@ -19,8 +19,8 @@ here = Path(__file__).parent
 Path(sys.argv[sys.argv.index("-o") + 1]).write_text("")
 """
 # Two launches, of 30 and of 10 µs, the second without a count of FFMA's pipe. An instruction at
-# each of three addresses, the last of which touches no memory. A report owns its launches, and reads
-# its file when it is asked.
+# each of three addresses, the last of which touches no memory. A report owns its launches, and it
+# reads its file when it is asked.
 READER = """
 import weakref
 from pathlib import Path
