@@ -36,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     real_stderr()
     _one_thread_for_torch()
     _no_vectors_for_inductor()
+    os.environ.setdefault("OUTBLAS_COMPILE", "block")  # a call that is tested needs its kernel
     os.environ["COLUMNS"] = "140"  # what commands print does not depend on a terminal
     if own_cases.narrowed(config):
         own_cases.calls(config)  # says what is wrong with an option before anything is collected

@@ -1,9 +1,27 @@
-"""Whether kernels may be compiled in this process: the environment variable OUTBLAS_COMPILE."""
+"""When a kernel is compiled that is neither loaded nor cached: the environment variable
+OUTBLAS_COMPILE.
 
+By default a process beside this one compiles it (`compile_worker`), and the call is computed by
+torch meanwhile. A call is planned within `deferred` for that; whatever else needs a kernel compiles
+it at once, and so does such a call where `must_wait` says that torch must not stand in.
+"""
+
+import contextlib
 import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from outblas.base import forks
 
 ENVIRONMENT = "OUTBLAS_COMPILE"
-NEVER = "never"
+BACKGROUND, BLOCK, NEVER = MODES = ("background", "block", "never")
+
+# How many compiles of the worker have ended, well or not: what was pending may be planned anew.
+generation = 0
 
 
 class CompileForbidden(RuntimeError):
@@ -13,17 +31,123 @@ class CompileForbidden(RuntimeError):
         super().__init__(f"{ENVIRONMENT} is {NEVER}, and neither a pack nor the cache has {kernel}")
 
 
+class CompilePending(CompileForbidden):
+    """A kernel is being compiled by the worker. When `generation` has changed, it may be ready."""
+
+    def __init__(self, kernel: object) -> None:
+        RuntimeError.__init__(self, f"{kernel} is being compiled")
+
+
+class CompileFailed(CompileForbidden):
+    """The worker could not compile a kernel, and does not try again."""
+
+    def __init__(self, kernel: object, reason: str) -> None:
+        RuntimeError.__init__(self, f"{kernel} could not be compiled: {reason}")
+
+
+def mode() -> str:
+    """Returns the value of OUTBLAS_COMPILE. Raises ValueError for one that does not exist."""
+    value = os.environ.get(ENVIRONMENT) or BACKGROUND
+    if value not in MODES:
+        raise ValueError(f"{ENVIRONMENT} is {value!r}, expected one of {', '.join(MODES)}")
+    return value
+
+
 def forbidden() -> bool:
     """Returns whether nothing may be compiled. Raises ValueError for a value of OUTBLAS_COMPILE
     that does not exist.
     """
-    value = os.environ.get(ENVIRONMENT, "")
-    if value not in ("", NEVER):
-        raise ValueError(f"{ENVIRONMENT} is {value!r}, expected {NEVER!r} or nothing")
-    return value == NEVER
+    return mode() == NEVER
 
 
 def check_allowed(kernel: object) -> None:
     """Raises CompileForbidden where nothing may be compiled."""
     if forbidden():
         raise CompileForbidden(kernel)
+
+
+# ---- who waits for a compile
+class _Thread(threading.local):
+    """deferring: whether what this thread plans can be computed without the kernel."""
+
+    deferring = False
+
+
+_thread = _Thread()
+_waiting = 0  # contexts of `waiting` in all threads: autograd has threads of its own
+_counting = forks.Lock()
+_TORCH = Path(torch.__file__).parent
+# Where torch runs compiled programs, whose graphs of CUDA are recorded after a few calls, and where
+# it computes a forward pass a second time.
+_REPEATING = tuple(
+    str(_TORCH / part) for part in ("utils/checkpoint.py", "_inductor", "_functorch/_aot_autograd")
+)
+
+
+@contextlib.contextmanager
+def deferred(wanted: bool = True) -> Iterator[None]:
+    """Within it this thread leaves kernels that are nowhere to the worker, if `defers` says so:
+    `cache.fetch` raises CompilePending.
+    """
+    before, _thread.deferring = _thread.deferring, wanted
+    try:
+        yield
+    finally:
+        _thread.deferring = before
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """Within it no thread of this process leaves kernels to the worker."""
+    global _waiting
+    with _counting:
+        _waiting += 1
+    try:
+        yield
+    finally:
+        with _counting:
+            _waiting -= 1
+
+
+def defers() -> bool:
+    """Returns whether a kernel that is nowhere is left to the worker."""
+    return _thread.deferring and mode() == BACKGROUND and not must_wait()
+
+
+def must_wait() -> bool:
+    """Returns whether a call must have its kernel at once, because torch in its place would break a
+    promise: that the same call gives the same bits (deterministic mode, a forward pass that is
+    computed again, ranks that compute the same), that torch computes nothing (OUTBLAS_STRICT), or
+    that what ran before can be captured in a CUDA graph. Calls that warm up for a capture run on a
+    stream of their own, or in a compiled program.
+    """
+    return bool(
+        _waiting
+        or os.environ.get("OUTBLAS_STRICT") == "1"
+        or torch.are_deterministic_algorithms_enabled()
+        or (torch.distributed.is_available() and torch.distributed.is_initialized())
+        or _is_on_side_stream()
+        or _is_repeated()
+    )
+
+
+def _is_on_side_stream() -> bool:
+    return torch.cuda.is_initialized() and (
+        torch.cuda.current_stream() != torch.cuda.default_stream()
+    )
+
+
+def _is_repeated() -> bool:
+    frame = sys._getframe()
+    while (caller := frame.f_back) is not None:
+        if caller.f_code.co_filename.startswith(_REPEATING):
+            return True
+        frame = caller
+    return False
+
+
+def end_generation() -> None:
+    """Tells plans that wait for a kernel that a compile has ended."""
+    global generation
+    with _counting:
+        generation += 1

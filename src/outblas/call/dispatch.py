@@ -1,16 +1,18 @@
 """From a call to its plan, which is made once for all similar calls and cached."""
 
+import contextlib
 import itertools
 import math
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 
-from outblas.base import forks, registry
+from outblas.base import compiling, forks, registry
 from outblas.base.compat.torch_private import (
     any_autocast,
     autocast_off,
@@ -19,7 +21,7 @@ from outblas.base.compat.torch_private import (
 from outblas.base.compat.torch_private import current_device as _current_device
 from outblas.base.compat.torch_private import empty_strided as _empty_strided
 from outblas.base.compat.torch_private import fills_memory as _fills_memory
-from outblas.base.compiling import CompileForbidden
+from outblas.base.compiling import CompileForbidden, CompilePending
 from outblas.base.cuda_graphs import capturing, not_ready
 from outblas.call import (
     default_kernel,
@@ -113,7 +115,45 @@ def parts_of(plan: Plan) -> KernelParts | None:
 
 def torch_reason(plan: Plan) -> str | None:
     """Returns why a plan calls torch's functions; None for one that launches a kernel."""
-    return _torch_reasons.get(plan)
+    settled = plan.plan if isinstance(plan, PendingPlan) else plan
+    return None if settled is None else _torch_reasons.get(settled)
+
+
+class PendingPlan:
+    """The plan of calls that torch computes because their kernel is being compiled. When a compile
+    has ended (`compiling.generation`), it plans them anew, and forwards them once a kernel is
+    there. Caches hold the new plan then.
+    """
+
+    def __init__(self, by_torch: Plan, again: Callable[[], Plan], generation: int) -> None:
+        """`again` plans anew. `generation`: what it was before the kernel was not found."""
+        self._by_torch, self._again, self._generation = by_torch, again, generation
+        self.plan: Plan | None = None
+        self.places: list[tuple[dict[Any, Any], Any]] = []  # the caches that hold it, and its keys
+
+    def __call__(self, a: Tensor, *given: Any) -> Tensor:
+        if self.plan is None and capturing(a.device):
+            raise not_ready()  # a graph would launch torch's kernel for good
+        return (self.resolved() or self._by_torch)(a, *given)
+
+    def resolved(self) -> Plan | None:
+        """Returns the plan that takes its place; None while there is none."""
+        if self.plan is None and (
+            self._generation != compiling.generation or compiling.must_wait()
+        ):
+            self._generation = compiling.generation
+            plan = self._again()
+            if not isinstance(plan, PendingPlan):
+                self.plan = plan
+                for cache, key in self.places:
+                    if cache.get(key) is self:
+                        remember(cache, key, plan)
+        return self.plan
+
+
+def is_pending(plan: Plan) -> bool:
+    """Returns whether torch computes the calls of a plan because their kernel is being compiled."""
+    return isinstance(plan, PendingPlan) and plan.resolved() is None
 
 
 def any_rows(plan: Plan) -> bool:
@@ -138,7 +178,8 @@ def at_rows(plan: Plan, sizes: torch.Size, *, by_torch: bool = True) -> Plan:
     is one. `parts_of` and `torch_reason` tell about plans for one size. Raises as `find_plan`.
     """
     at: Callable[..., Plan] | None = getattr(plan, "at", None)
-    return plan if at is None else at(sizes, by_torch)
+    plan = plan if at is None else at(sizes, by_torch)
+    return plan.resolved() or plan if isinstance(plan, PendingPlan) else plan
 
 
 # ---- the plan cache
@@ -176,7 +217,8 @@ def find_plan(call: Call, *, by_torch: bool = True) -> Plan:
     """Returns the plan for calls like this one. Raises as `run`.
 
     Where the kernel may not be compiled, torch computes the call. Without `by_torch`, raises
-    CompileForbidden then.
+    CompileForbidden then. While the kernel is being compiled, the plan is pending (`is_pending`);
+    there is none for pairs of fp8 operands, and CompilePending is raised.
     """
     key = _cache_key(call)
     plan = _plans.get(key)
@@ -194,6 +236,8 @@ def remember(cache: dict[Any, Any], key: Any, value: Any, most: int = PLAN_LIMIT
         while key not in cache and len(cache) >= most:
             del cache[next(iter(cache))]
         cache[key] = value
+    if isinstance(value, PendingPlan):
+        value.places.append((cache, key))
 
 
 def cached_plan(call: Call) -> Plan | None:
@@ -235,6 +279,8 @@ def _similar_plan(call: Call) -> Plan | None:
 
 def _is_ready(plan: Plan, sizes: torch.Size) -> bool:
     """Returns whether a plan has met these sizes of A, if it serves several."""
+    if isinstance(plan, PendingPlan):
+        return plan.plan is not None
     return not hasattr(plan, "at") or sizes in plan.sizes  # type: ignore[attr-defined]
 
 
@@ -380,9 +426,10 @@ def _plan_of(
     tensors of the call are not read.
     """
     recorded_shapes.note(problem)
+    generation = compiling.generation  # before the kernel is looked for
     try:
         if make is not None:
-            with torch.cuda.device(problem.device):
+            with torch.cuda.device(problem.device), _deferred(call):
                 return _kernel_plan(memory, make(problem.M))
         if plan := _without_kernel(call, problem):
             return plan
@@ -394,7 +441,13 @@ def _plan_of(
                 call.kernel, call.config, problem, no_product=no_product
             )
         else:
-            launch = launcher.best_launcher(problem, call.tune, no_product=no_product)
+            with _deferred(call):
+                launch = launcher.best_launcher(problem, call.tune, no_product=no_product)
+    except CompilePending as error:
+        if call.formats:
+            raise
+        again = partial(_plan_of, _without_tensors(call), problem, memory, by_torch=True)
+        return PendingPlan(_fallback_plan(call, str(error), warns=False), again, generation)
     except CompileForbidden as error:
         if not by_torch or call.kernel or call.formats:
             raise
@@ -402,6 +455,14 @@ def _plan_of(
             raise invariance.unsupported(str(error)) from None
         return _fallback_plan(call, str(error))
     return _kernel_plan(memory, launch)
+
+
+def _deferred(call: Call) -> contextlib.AbstractContextManager[None]:
+    """Returns a context within which the kernel of a call is compiled by the worker, if torch may
+    compute the call meanwhile.
+    """
+    named = call.kernel or (call.tune or os.environ.get("OUTBLAS_TUNE")) == "on"
+    return compiling.deferred(not (named or call.batch_invariant))
 
 
 def _without_kernel(call: Call, problem: Problem) -> Plan | None:
@@ -420,6 +481,12 @@ def _without_kernel(call: Call, problem: Problem) -> Plan | None:
     return None
 
 
+def _without_tensors(call: Call) -> Call:
+    """Returns what a plan may keep of a call."""
+    extra = None if call.extra is None else EpilogueArgs(call.extra.activation)
+    return call._replace(a=_NONE, b=_NONE, c=None, out=None, extra=extra, scales=None)
+
+
 def _rows_plan(call: Call, problem: Problem, sample: Tensor, by_torch: bool) -> Plan:
     """Returns a plan for any number of rows. It keeps a plan for each of the sizes that it met
     last.
@@ -429,9 +496,7 @@ def _rows_plan(call: Call, problem: Problem, sample: Tensor, by_torch: bool) -> 
     spans[1] = span_bytes(call.b), 0
     columns, strides = sample.shape[-1], sample.stride()[-2:]
     dtype, device, first = sample.dtype, sample.device, call.a.shape
-    call = call._replace(a=_NONE, b=_NONE, c=None, out=None, scales=None)  # a plan keeps no tensor
-    if call.extra is not None:
-        call = call._replace(extra=EpilogueArgs(call.extra.activation))
+    call = _without_tensors(call)
     plans: dict[torch.Size, Plan] = {}
     makes: dict[int, Callable[[int], Launch]] = {}  # by the number of rows at which all was chosen
     alone = frozenset() if call.kernel else launcher.tuned_rows(problem, call.tune)

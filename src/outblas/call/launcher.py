@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from outblas.base import compiling, configs, pack, registry
-from outblas.base.compiling import CompileForbidden
+from outblas.base.compiling import CompileForbidden, CompilePending
 from outblas.call import default_kernel, fallback, fp8, hooks
 from outblas.call import problem as operands
 from outblas.call.epilogue import NONE, Epilogue, apply
@@ -150,6 +150,8 @@ def _tuned_launcher(problem: Problem, tune: str) -> Launch | None:
         try:
             if unsupported_reason(registry.find(kernel), problem) is None:
                 return named_launcher(kernel, config, problem, no_product=False)
+        except CompilePending:  # another kernel would keep this one's place when it is there
+            raise
         # The kernel or its config does not support this call, or may not be compiled.
         except (ValueError, ImportError, CompileForbidden):
             continue

@@ -19,7 +19,7 @@ from outblas.call.sm_carveout import reserved
 from outblas.call.tensor_memory import LINE
 from outblas.call.tensor_memory import read_address as _address
 from outblas.torch_ops import native
-from outblas.torch_ops.aten_choice import IN_CAPTURE, choose, choose_grouped, choose_scaled
+from outblas.torch_ops.aten_choice import IN_CAPTURE, PENDING, choose, choose_grouped, choose_scaled
 from outblas.torch_ops.aten_grouped import NOT_INVARIANT as GROUPED_NOT_INVARIANT
 from outblas.torch_ops.aten_grouped import Grouped, padded_strides
 from outblas.torch_ops.aten_rules import GROUPED, NOTHING, Rules
@@ -280,7 +280,7 @@ def _decide(
     finally:
         _thread.inside = False
         native.set_choosing(False)
-    if found == IN_CAPTURE:
+    if found in (IN_CAPTURE, PENDING):
         return found
     with lock:
         if enabled is _active:

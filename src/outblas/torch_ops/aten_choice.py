@@ -1,6 +1,7 @@
 """Which kernel computes a product under `outblas.enable`, or why torch does."""
 
-from outblas.base import registry
+from outblas.base import compiling, registry
+from outblas.base.compiling import CompilePending
 from outblas.base.cuda_graphs import capturing
 from outblas.call import dispatch, fallback, hooks, launcher
 from outblas.call.dispatch import Call
@@ -11,7 +12,9 @@ from outblas.torch_ops.aten_rules import BATCHED, GROUPED, Product, Rules, unwan
 from outblas.torch_ops.aten_scaled import OPERATOR as SCALED
 from outblas.torch_ops.aten_scaled import Scaled
 
+# Why torch computes a product for the time being.
 IN_CAPTURE = "a CUDA graph is captured, and the kernel is not loaded yet"
+PENDING = "its kernel is being compiled"
 
 
 def choose(rules: Rules, operator: str, call: Call) -> tuple[dispatch.Plan | str, str]:
@@ -62,7 +65,10 @@ def choose_grouped(rules: Rules, given: Grouped) -> tuple[dispatch.Plan | str, s
         return IN_CAPTURE, str(product)
     plan = given.plan(given.problem(), kernels)
     try:
-        plan(*given.tensors)  # compiles and loads the kernel, which a capture may not do
+        with compiling.deferred():
+            plan(*given.tensors)  # loads the kernel, which a capture may not do
+    except CompilePending:
+        return PENDING, str(product)
     except Exception as error:  # torch computed this product before `enable`, and still can
         fallback.warn_once(f"{product} stays with torch: {error}")
         return str(error), str(product)
@@ -77,6 +83,10 @@ def _planned(product: Product, call: Call) -> dispatch.Plan | str:
     try:
         plan = known or dispatch.find_plan(call, by_torch=False)
         plan = dispatch.at_rows(plan, call.a.shape, by_torch=False)
+        if dispatch.is_pending(plan):
+            return PENDING
+    except CompilePending:
+        return PENDING
     except Exception as error:  # torch computed this product before `enable`, and still can
         fallback.warn_once(f"{product} stays with torch: {error}")
         return str(error)

@@ -1,0 +1,221 @@
+"""Calls whose kernel is being compiled: torch computes them until a compile has ended."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from outblas.base import compiling
+from outblas.base.compiling import CompileFailed, CompilePending
+from outblas.call import dispatch, launcher
+from outblas.call.dispatch import Call
+
+A, B = torch.ones(2, 3), torch.ones(3, 4)
+TORCHS, OURS = torch.full((2, 4), 3.0), torch.full((2, 4), 7.0)
+
+
+class Worker:
+    """What compiles in the place of a worker. Its kernel writes 7."""
+
+    def __init__(self) -> None:
+        self.ready, self.asked, self.error = False, 0, None
+
+    def launcher(self, *_: object, **options: object) -> Any:
+        self.asked += 1
+        if self.error is not None:
+            raise self.error
+        if not self.ready and compiling.defers():
+            raise CompilePending("a_kernel")
+        return lambda a, b, c, out, *rest: out.fill_(7)
+
+    def end(self, *, ready: bool) -> None:
+        self.ready = ready
+        compiling.end_generation()
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
+    worker = Worker()
+    dispatch.clear_cache()
+    monkeypatch.setenv("OUTBLAS_COMPILE", "background")
+    monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
+    monkeypatch.setattr(launcher, "best_launcher", worker.launcher)
+    monkeypatch.setattr(launcher, "named_launcher", worker.launcher)
+    yield worker
+    dispatch.clear_cache()
+
+
+def call(**changes: Any) -> Call:
+    return Call(A, B, None, None, None, 1, 0, "", "")._replace(**changes)
+
+
+def test_torch_computes_until_the_kernel_is_there(worker: Worker) -> None:
+    assert torch.equal(dispatch.run(call()), TORCHS)
+    assert torch.equal(dispatch.run(call()), TORCHS)
+    assert worker.asked == 1, "it was planned again although no compile has ended"
+
+    worker.end(ready=False)  # another kernel
+    assert torch.equal(dispatch.run(call()), TORCHS)
+    worker.end(ready=True)
+
+    assert torch.equal(dispatch.run(call()), OURS)
+    assert worker.asked == 3
+
+
+def test_caches_hold_the_plan_that_takes_its_place(worker: Worker) -> None:
+    batch = call(a=A.expand(2, 2, 3), b=B.expand(2, 3, 4))  # whose plan is for its sizes alone
+    for each in (call(), batch):
+        pending = dispatch.find_plan(each)
+        assert dispatch.is_pending(dispatch.at_rows(pending, each.a.shape))
+    worker.end(ready=True)
+    for each in (call(), batch):
+        dispatch.run(each)
+
+    for each in (call(), batch):
+        plan = dispatch.at_rows(dispatch.find_plan(each), each.a.shape)
+        assert dispatch.parts_of(plan) is not None, each
+
+
+@pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
+def test_what_cannot_be_compiled_stays_with_torch(worker: Worker) -> None:
+    dispatch.run(call())
+    worker.error = CompileFailed("a_kernel", "no registers")
+    worker.end(ready=False)
+
+    assert torch.equal(dispatch.run(call()), TORCHS)
+    compiling.end_generation()
+    assert torch.equal(dispatch.run(call()), TORCHS)
+    assert worker.asked == 2, "what failed is planned again"
+
+
+def test_a_graph_does_not_capture_torchs_kernel(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatch.run(call())
+    monkeypatch.setattr(dispatch, "capturing", lambda device: True)
+
+    with pytest.raises(RuntimeError, match="a CUDA graph is being captured"):
+        dispatch.run(call())
+
+
+@pytest.mark.usefixtures("worker")
+def test_pairs_of_fp8_are_not_torchs() -> None:
+    with pytest.raises(CompilePending):
+        dispatch.run(call(formats="e4m3 e4m3"))
+
+
+# ---- who waits
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize(
+    "changes", [{"kernel": "portable"}, {"batch_invariant": True}, {"tune": "on"}], ids=str
+)
+@pytest.mark.parametrize("before", [False, True])
+def test_calls_wait_that_are_not_torchs(changes: dict[str, Any], before: bool) -> None:
+    if before:
+        dispatch.run(call())
+
+    assert torch.equal(dispatch.run(call(**changes)), OURS)
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBLAS_STRICT", "1")
+
+
+@pytest.fixture
+def blocking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBLAS_COMPILE", "block")
+
+
+@pytest.fixture
+def waiting() -> Iterator[None]:
+    with compiling.waiting():
+        yield
+
+
+@pytest.fixture
+def distributed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+
+
+@pytest.fixture
+def side_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda: 0)
+
+
+CAUSES = "deterministic", "strict", "waiting", "distributed", "side_stream"
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+@pytest.mark.parametrize("before", [False, True])
+def test_calls_wait(
+    worker: Worker, request: pytest.FixtureRequest, cause: str, before: bool
+) -> None:
+    """Those too whose kernel was pending before."""
+    if before:
+        assert torch.equal(dispatch.run(call()), TORCHS)
+    request.getfixturevalue(cause)
+
+    assert torch.equal(dispatch.run(call()), OURS)
+
+
+def test_calls_wait_by_the_environment(worker: Worker, blocking: None) -> None:
+    assert torch.equal(dispatch.run(call()), OURS)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_forward_pass_that_is_computed_again_waits(worker: Worker, reentrant: bool) -> None:
+    """Its recomputation has the kernel of its forward pass then."""
+    x = torch.ones(2, 3, requires_grad=True)
+    results = []
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
+            out = dispatch.run(call(a=a.detach()))
+            results.append(out.clone())
+            ctx.save_for_backward(out)
+            return out
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            (out,) = ctx.saved_tensors
+            return gradients[0] @ B.t() * out.sum()
+
+    checkpoint(Product.apply, x, use_reentrant=reentrant).sum().backward()
+
+    assert len(results) == 2, "the forward pass was not computed again"
+    assert all(torch.equal(out, OURS) for out in results)
+
+
+def test_a_compiled_program_waits(worker: Worker) -> None:
+    """It is what warms up a graph that Inductor captures, and what recomputes."""
+    product = torch.library.custom_op(
+        "outblas_tests::pending",
+        lambda a: dispatch.run(call(a=a)),
+        mutates_args=(),
+        schema="(Tensor a) -> Tensor",
+    )
+    product.register_fake(lambda a: a.new_empty(a.shape[0], 4))
+    run = torch.compile(lambda a: product(a) + 1, backend="aot_eager")
+
+    assert torch.equal(run(A), OURS + 1)
+
+
+@pytest.mark.usefixtures("worker")
+def test_other_values_of_the_environment_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBLAS_COMPILE", "later")
+
+    with pytest.raises(ValueError, match="'later', expected one of background, block, never"):
+        dispatch.run(call())
