@@ -13,14 +13,14 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from outblas.autotune.measure import limits
-from outblas.autotune.measure.processes import START_SECONDS, RemoteError, WorkerDied, WorkerProcess
-from outblas.autotune.measure.serve import brief
 from outblas.autotune.search import prune
 from outblas.autotune.search.candidates import Candidate
 from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import Status, Workload
+from outblas.base import limits
 from outblas.base.configs import from_text
+from outblas.base.processes import START_SECONDS, RemoteError, WorkerDied, WorkerProcess
+from outblas.base.serve import brief
 from outblas.call import fallback
 
 TIMEOUT = 180.0  # seconds per compile
@@ -29,7 +29,6 @@ MEMORY_SHARE = 0.75  # of the memory that this process may use, where that is le
 CALLS = 100  # compiles per process; what compilers leak is freed with the process
 ATTEMPTS = 2  # at a compile whose process is killed from outside
 STARTS = 3  # failed starts of processes after which nothing is compiled ahead
-PER_WORKER = 2 << 30  # memory of the machine per compile, for choosing the number of processes
 UNBUILT: tuple[Status, ...] = ("compile timeout", "compile crash")
 
 
@@ -55,7 +54,7 @@ class Compilers:
     def __init__(
         self, workers: int | None = None, *, timeout: float = TIMEOUT, memory: int | None = None
     ) -> None:
-        self.workers = workers or default_workers()
+        self.workers = workers or limits.default_workers()
         self.timeout = timeout
         self.memory = memory or min(MEMORY, int(MEMORY_SHARE * limits.memory()))
         self._threads = ThreadPoolExecutor(self.workers, "outblas-compiler")
@@ -164,13 +163,6 @@ class Compilers:
         self._own.process, self._own.calls, self._own.loaded = process, 0, set()
         process.await_ready()
         return process
-
-
-def default_workers() -> int:
-    """Returns the default number of processes: the cores minus one, limited by memory, within the
-    bounds of this process's control groups.
-    """
-    return max(1, min(limits.cores() - 1, limits.memory() // PER_WORKER))
 
 
 # Runs in the process.

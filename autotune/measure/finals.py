@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from outblas.autotune.measure.isolated import Bench
-from outblas.autotune.measure.processes import WorkerDied
 from outblas.autotune.measure.progress import Progress
 from outblas.autotune.measure.worker import Entry
 from outblas.autotune.search.candidates import Candidate
 from outblas.autotune.store.records import Workload
+from outblas.base.processes import WorkerDied
 from outblas.bench.statistics import Ratio, ratio
 
 K = TypeVar("K")

@@ -14,11 +14,11 @@ from typing import Any, Protocol, TypeVar
 import filelock
 
 from outblas.autotune.measure import worker
-from outblas.autotune.measure.processes import START_SECONDS, RemoteError, WorkerDied, WorkerProcess
 from outblas.autotune.measure.worker import Entry, Screened
 from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import Gpu, Workload
 from outblas.base import cache
+from outblas.base.processes import START_SECONDS, RemoteError, WorkerDied, WorkerProcess
 from outblas.call import fallback
 
 T = TypeVar("T")

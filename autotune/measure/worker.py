@@ -17,11 +17,11 @@ from functools import partial
 import torch
 
 from outblas.autotune.measure.products import UnusableConfig, product_of
-from outblas.autotune.measure.serve import brief
 from outblas.autotune.search import gpu
 from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import Gpu, Status, Workload
 from outblas.base.configs import from_text
+from outblas.base.serve import brief
 from outblas.bench import burst, cold, schedule, turn
 from outblas.bench.clock import Clock
 from outblas.bench.record import Device

@@ -13,12 +13,12 @@ from typing import Protocol
 
 from outblas.autotune.measure.compile_pool import Compilers, Pool
 from outblas.autotune.measure.isolated import Bench, MeasureWorker
-from outblas.autotune.measure.processes import WorkerDied
 from outblas.autotune.measure.progress import Progress, Report
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps.options import SweepOptions
 from outblas.autotune.sweeps.outcome import Failure, Job, Sweep
 from outblas.autotune.sweeps.tuner import Tuning
+from outblas.base.processes import WorkerDied
 
 STOP_SECONDS = 10.0  # for an interrupted sweep to end
 LEAST_SECONDS = 5.0  # minimum budget of a workload

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from outblas.autotune.measure.compile_pool import Compiled, Compilers, default_workers
+from outblas.autotune.measure.compile_pool import Compiled, Compilers
 from outblas.autotune.measure.isolated import Cancelled, MeasureWorker
-from outblas.autotune.measure.processes import START_SECONDS, WorkerDied
 from outblas.autotune.measure.progress import Report
 from outblas.autotune.measure.worker import Entry, Screened
 from outblas.autotune.search.target import TuneTarget
@@ -23,6 +22,8 @@ from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps.engine import Engine
 from outblas.autotune.sweeps.options import SweepOptions
 from outblas.autotune.sweeps.outcome import Job, Sweep
+from outblas.base import limits
+from outblas.base.processes import START_SECONDS, WorkerDied
 
 T = TypeVar("T")
 
@@ -122,8 +123,8 @@ class Actor:
             here = context.get_node_id()
             nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes()}
             resources: dict[str, float] = nodes.get(here, {})
-            cpus = int(resources.get("CPU", 0)) or default_workers()
-            on_node = workers or min(default_workers(), cpus)
+            cpus = int(resources.get("CPU", 0)) or limits.default_workers()
+            on_node = workers or min(limits.default_workers(), cpus)
             gpus = max(1.0, resources.get("GPU", 1.0))
             self._compilers = Compilers(max(1, int(on_node / gpus)))
 

@@ -25,7 +25,6 @@ from typing import cast
 
 from outblas.autotune.measure.compile_pool import Ahead, Built, Compiled, Pool
 from outblas.autotune.measure.isolated import Bench, Cancelled
-from outblas.autotune.measure.processes import WorkerDied
 from outblas.autotune.measure.progress import Progress
 from outblas.autotune.measure.worker import Screened
 from outblas.autotune.search.candidates import Candidate
@@ -41,6 +40,7 @@ from outblas.autotune.store.records import (
 )
 from outblas.autotune.store.store import Claim, Store
 from outblas.autotune.sweeps.outcome import Outcome, Unmeasured
+from outblas.base.processes import WorkerDied
 
 MOST_KILLS = 3  # of the workers of one config in one sweep
 POLL_SECONDS = 0.2  # between two looks at what other drivers are measuring

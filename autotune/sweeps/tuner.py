@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from outblas.autotune.measure.compile_pool import UNBUILT, Pool
 from outblas.autotune.measure.finals import Finals, SuccessiveElimination
 from outblas.autotune.measure.isolated import Bench
-from outblas.autotune.measure.processes import WorkerDied
 from outblas.autotune.measure.progress import Progress, Report, silent
 from outblas.autotune.search.candidates import Candidate
 from outblas.autotune.search.plan import Plan, batches
@@ -30,6 +29,7 @@ from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps.outcome import Job, Outcome
 from outblas.autotune.sweeps.screening import JobView, Screen
 from outblas.base.grouped_shapes import DISTRIBUTIONS, Grouping
+from outblas.base.processes import WorkerDied
 
 SCREEN_SHARE = 0.75  # of the budget; the rest is for the finals
 

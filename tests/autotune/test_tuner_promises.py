@@ -30,7 +30,6 @@ from support.sweeps import H100, OPTIONS, SUBJECT, WORKLOAD, descendants, gone, 
 
 from outblas.autotune.measure import isolated
 from outblas.autotune.measure.isolated import MeasureWorker
-from outblas.autotune.measure.processes import WorkerProcess
 from outblas.autotune.measure.progress import Progress
 from outblas.autotune.store.records import Trial
 from outblas.autotune.store.store import Store, StoreError
@@ -39,6 +38,7 @@ from outblas.autotune.sweeps.options import SweepOptions
 from outblas.autotune.sweeps.outcome import Job, Outcome
 from outblas.autotune.sweeps.sweep import sweep
 from outblas.autotune.sweeps.tuner import Tuning
+from outblas.base.processes import WorkerProcess
 
 pytestmark = [
     pytest.mark.long,

@@ -9,8 +9,8 @@ import pytest
 
 from outblas.autotune.measure import compile_pool, isolated, worker
 from outblas.autotune.measure.compile_pool import Compiled
-from outblas.autotune.measure.processes import RemoteError, WorkerDied
 from outblas.autotune.measure.worker import Screened
+from outblas.base.processes import RemoteError, WorkerDied
 from support.sweeps import H100
 
 COMPILE_SECONDS = 1.5

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from outblas.autotune import automatic
-from outblas.autotune.measure.compile_pool import default_workers
 from outblas.base import registry
 from outblas.base.configs import from_text, to_text
+from outblas.base.limits import default_workers
 from outblas.call import default_kernel
 from outblas.call.problem import Problem, problem
 from outblas.hopper import gemm

@@ -15,10 +15,10 @@ from support.sweeps import H100, SUBJECT, WORKLOAD, run, soon
 
 from outblas.autotune.measure import isolated, worker
 from outblas.autotune.measure.isolated import Cancelled, MeasureWorker, WorkerDied
-from outblas.autotune.measure.processes import START_SECONDS
 from outblas.autotune.measure.worker import Screened
 from outblas.base import cache
 from outblas.base.configs import to_text
+from outblas.base.processes import START_SECONDS
 
 pytest_plugins = ("support.fake_process",)
 

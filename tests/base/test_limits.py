@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from outblas.autotune.measure import compile_pool, limits
+from outblas.autotune.measure import compile_pool
+from outblas.base import limits
 
 GIB = 1 << 30
 MACHINE = 1 << 50  # bytes; more than any bound here
@@ -72,5 +73,5 @@ def test_compile_processes_keep_within_them(
     monkeypatch.setattr(limits, "cores", lambda: cores)
     monkeypatch.setattr(limits, "memory", lambda: memory * GIB)
 
-    assert compile_pool.default_workers() == workers
+    assert limits.default_workers() == workers
     assert compile_pool.Compilers().memory < memory * GIB

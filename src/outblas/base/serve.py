@@ -12,7 +12,8 @@ As a subreaper it inherits orphans of the worker, whatever session they are in. 
 worker of a supervisor that is killed (PR_SET_PDEATHSIG, which is safe here because the supervisor
 has one thread).
 
-Messages are pickled, and each call has its answer before the next one is sent:
+Messages are pickled, or JSON where the driver calls a function by its name, and each call has its
+answer before the next one is sent:
 
     worker to driver   READY            it can take calls
     driver to worker   function, arguments
@@ -79,11 +80,19 @@ def serve(connection: Connection) -> None:
 
 
 def _answer(request: bytes) -> bytes:
+    named = request.startswith(b"[")
+
+    def encoded(*answer: object) -> bytes:
+        return json.dumps(answer).encode() if named else pickle.dumps(answer)
+
     try:
-        function, arguments = pickle.loads(request)
-        return pickle.dumps((True, function(*arguments)))
+        function, arguments = json.loads(request) if named else pickle.loads(request)
+        if named:
+            module, _, name = function.partition(":")
+            function = getattr(importlib.import_module(module), name)
+        return encoded(True, function(*arguments))
     except BaseException as error:  # any error is an answer, and this process continues
-        return pickle.dumps((False, describe_error(error)))
+        return encoded(False, describe_error(error))
 
 
 def work(connection: Connection, search_path: list[str], modules: list[str], memory: int) -> None:

@@ -4,6 +4,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+PER_WORKER = 2 << 30  # bytes of memory that a compile takes
+
 
 def cores(root: Path = Path("/")) -> int:
     """Returns how many whole cores this process may keep busy, at least 1. `root` is the root of
@@ -29,6 +31,13 @@ def memory(root: Path = Path("/")) -> int:
         if bound.isdecimal():
             bounds.append(int(bound))
     return min(bounds)
+
+
+def default_workers() -> int:
+    """Returns how many processes compile by default: as many as there are cores minus one, limited
+    by memory.
+    """
+    return max(1, min(cores() - 1, memory() // PER_WORKER))
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:

@@ -17,8 +17,8 @@ from support import chores
 from support.stored import BARE
 from support.sweeps import gone, soon
 
-from outblas.autotune.measure import processes
-from outblas.autotune.measure.processes import RemoteError, WorkerDied, WorkerProcess
+from outblas.base import processes
+from outblas.base.processes import RemoteError, WorkerDied, WorkerProcess
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(120)]
 
@@ -49,6 +49,17 @@ def test_a_worker_is_a_fresh_process(lasting_worker: WorkerProcess) -> None:
     assert facts["input"] == "/dev/null"
     assert facts["path"] == [folder or os.getcwd() for folder in sys.path]
     assert facts["marker"] == "here"
+
+
+def test_a_function_that_is_called_by_name_takes_and_returns_json(
+    lasting_worker: WorkerProcess,
+) -> None:
+    assert lasting_worker.call_by_name(SECONDS, "math:fsum", [0.5, 0.25]) == 0.75
+    with pytest.raises(RemoteError, match="AttributeError"):
+        lasting_worker.call_by_name(SECONDS, "math:no_such_function")
+    with pytest.raises(RemoteError, match="not JSON serializable"):
+        lasting_worker.call_by_name(SECONDS, "pathlib:Path", "/")
+    assert lasting_worker.call_by_name(SECONDS, "math:floor", 1.5) == 1
 
 
 @pytest.mark.parametrize("name", ["str", "spite", "surrogate", "name", "interrupt", "exit"])
@@ -160,7 +171,7 @@ def test_an_interrupt_of_the_driver_ends_the_worker(worker: WorkerProcess) -> No
 # Imports outblas without torch.
 DRIVER = f"""{BARE}
 sys.path[:] = {sys.path!r}
-from outblas.autotune.measure.processes import WorkerProcess
+from outblas.base.processes import WorkerProcess
 from support import chores
 worker = WorkerProcess()
 print(worker._supervisor.pid, *worker.call(20, chores.family), flush=True)

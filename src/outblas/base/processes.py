@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
-from outblas.autotune.measure import serve
+from outblas.base import serve
 
 T = TypeVar("T")
 
@@ -79,8 +79,8 @@ class WorkerProcess:
         environment: Mapping[str, str] | None = None,
         memory: int = 0,
     ) -> None:
-        if sys.platform != "linux":
-            raise WorkerDied("idle", f"worker processes need Linux, and this is {sys.platform}")
+        if sys.platform != "linux" or getattr(sys, "frozen", False):
+            raise WorkerDied("idle", f"worker processes need Python on Linux, not {sys.platform}")
         ours, theirs = socket.socketpair()
         folders = [folder or str(Path.cwd()) for folder in sys.path if isinstance(folder, str)]
         order = [os.getpid(), theirs.fileno(), json.dumps(folders), memory, *modules]
@@ -116,21 +116,29 @@ class WorkerProcess:
 
         Raises WorkerDied, RemoteError, and any error of pickling the call.
         """
-        request = pickle.dumps((function, arguments))
+        result: T = self._answer(seconds, pickle.dumps((function, arguments)), pickle.loads)
+        return result
+
+    def call_by_name(self, seconds: float, function: str, *arguments: Any) -> Any:
+        """As `call`, of a function "module:name" whose arguments and result are JSON: neither side
+        unpickles anything.
+        """
+        return self._answer(seconds, json.dumps((function, arguments)).encode(), json.loads)
+
+    def _answer(self, seconds: float, request: bytes, read: Callable[[bytes], Any]) -> Any:
         self.await_ready()
         with contextlib.suppress(OSError):  # it has ended, which the next line reports
             self._connection.send_bytes(request)
         self._receive(ACCEPT_SECONDS, accepted=False)
         answer = self._receive(seconds, accepted=True)
         try:
-            returned, value = pickle.loads(answer)
+            returned, value = read(answer)
         except Exception as error:
             self.kill()
             raise WorkerDied("crash", f"its answer cannot be read: {error}") from None
         if not returned:
             raise RemoteError(*value)
-        result: T = value
-        return result
+        return value
 
     def _receive(self, seconds: float, *, accepted: bool) -> bytes:
         """Returns the next message. Raises WorkerDied, after which the process is gone.
