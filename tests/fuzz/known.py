@@ -95,7 +95,9 @@ def _unmultiplied(spec: dict, delta: Difference) -> bool:
     no_values = [
         t.get("kind") == "sparse" and t.get("fill") == "zeros" for t in spec["tensors"].values()
     ]
-    return (_empty(spec) or any(no_values)) and says(f"{_DTYPES}|{_SCALARS}")(spec, delta)
+    bools = "bias" in spec["tensors"] and spec["tensors"]["a"]["dtype"] == "bool"
+    patterns = [_DTYPES, _SCALARS, *([r"RuntimeError: result type Long can't be"] if bools else [])]
+    return (_empty(spec) or any(no_values)) and says("|".join(patterns))(spec, delta)
 
 
 def _unchecked(spec: dict, delta: Difference) -> bool:
@@ -123,7 +125,9 @@ def _mapped_addmm(spec: dict, delta: Difference) -> bool:
         is_added = is_whole and "bias" in spec["tensors"]
         return spec["call"] == "linear" and is_added and delta.kind == "dtype"
     scalars = [spec.get(n, {"kind": "int", "value": 1}) for n in ("alpha", "beta")]
-    is_read = delta.kind == "values" and scalars[1]["value"] == 0 and "torch: nan" in delta.detail
+    is_nan = delta.kind == "values" and "torch: nan" in delta.detail
+    blas = spec["tensors"]["a"]["dtype"] in ("complex64", "complex128")  # makes numbers of NaN
+    is_read = is_nan and (scalars[1]["value"] == 0 or (blas and scalars[0]["kind"] == "nan"))
     promoted = r"\w+: (c|input)\.dtype is torch\.\w+ but |\w+: (c|input)\.shape is .* broadcasts to"
     if is_read or says(promoted)(spec, delta):
         return True
@@ -136,7 +140,9 @@ def _mapped_addmm(spec: dict, delta: Difference) -> bool:
 def _autocast(spec: dict, delta: Difference) -> bool:
     is_added = any(n in spec["tensors"] for n in ("c", "bias", "residual"))
     wider = "result's dtype is torch.bfloat16, torch: torch.float32"
-    return spec.get("setting") == "autocast" and is_added and says(wider, ("dtype",))(spec, delta)
+    fp8 = "RuntimeError: Promotion for Float8 Types is not supported"
+    differs = says(wider, ("dtype",))(spec, delta) or says(fp8, TORCHS)(spec, delta)
+    return spec.get("setting") == "autocast" and is_added and differs
 
 
 def _alpha_zero(spec: dict, delta: Difference) -> bool:
