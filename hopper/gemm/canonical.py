@@ -54,6 +54,14 @@ class CanonicalProblem:
         """Whether the host loops over batch dimensions."""
         return len(self.product.batch) > 1
 
+    def with_rows(self, rows: int) -> "CanonicalProblem":
+        """Returns the form with another number of rows, if both are more than one, of a problem
+        without a batch and copies.
+        """
+        given = self.given.resized(M=rows)
+        product = self.product.resized(N=rows) if self.transposed else given
+        return CanonicalProblem(given, given, product, product, self.copies, self.transposed)
+
     def matrix_views(self) -> tuple[TensorView, TensorView, TensorView]:
         """Returns the views of the caller's tensors that a launch takes as A, B and C."""
         problem = self.launch

@@ -12,33 +12,36 @@ Probes see the state of the GPU while they run. Other work on the GPU, an MPS pa
 context gives CTAs other SMs. The result of a probe therefore belongs to one context (`ContextMap`),
 and each launch size has its own observations there (`Observation`):
 
-1. The first planned call that has a table probes: up to `TRIES` pairs of probes, until two agree.
-   If all SMs were free before and after, the observation is final.
-2. Otherwise the plan takes the best order available: by the observation, or down the columns, which
-   is also correct. The order of a plan is never changed in memory: running kernels and CUDA graphs
-   hold its address, and a launch that read half of each order would write wrong results. Every
-   order that was ever handed out is kept until the process ends.
-3. A later call of such a plan probes again (`watched`): the next call at once, then calls after one
-   second, two, four, and so on, `RETRIES` times in all, with a pair of probes each; never during a
-   capture. Each attempt waits for the stream once. If it observes more, the plan continues with a
-   new table at another address; graphs keep the old one.
-4. When an observation is final, or the last attempt has failed, it no longer changes. Plans that
-   were made before keep going through `watched`, which compares two numbers; later plans do not.
+1. No call probes, because a probe waits for the GPU. The first call of a size asks a thread for it
+   (`driver.background`), which launches probes on the default stream, between the kernels of the
+   calls there: up to `TRIES` pairs, until two agree. If all SMs were free before and after, the
+   observation is final.
+2. Until then a call takes the best order available: by the observation so far, or down the columns,
+   which is also correct. The order of a launch is never changed in memory: running kernels and CUDA
+   graphs hold its address, and a launch that read half of each order would write wrong results.
+   Every order that was ever handed out is kept until the process ends.
+3. A later call (`watched`) compares two numbers. Where more was observed it continues with a new
+   table at another address; graphs keep the old one. While nothing final is, it asks for another
+   attempt with a pair of probes: the next call at once, then calls after one second, two, four, and
+   so on, `RETRIES` times in all; never during a capture.
+4. When an observation is final, or the last attempt has failed, it no longer changes. Launches that
+   were made before keep going through `watched`; later ones do not.
 
-Threads probe one at a time, because concurrent probes would take SMs from each other. While another
-thread captures a CUDA graph, probes neither fail nor disturb the capture
-(`driver.relaxed_capture`).
+The thread is in the primary context of a GPU. In any other one tiles go down the columns: it may be
+gone when the thread gets there. While another thread captures a CUDA graph, probes neither fail nor
+disturb the capture (`driver.relaxed_capture`).
 """
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
-from outblas.base import forks
 from outblas.base.cuda_graphs import capturing
 from outblas.call import fallback
 from outblas.call.problem import Launch
@@ -60,15 +63,15 @@ class Observation:
 
     sms: the first SM of each cluster, None where probes never agreed.
     gpcs: the GPC of each known SM, named by its lowest SM.
-    version: counts the changes of `sms` and `gpcs`.
+    clusters: the clusters in the order of their locations. A change replaces the array.
     attempts: how often it was probed.
-    due: when to probe again, on the clock of `time.monotonic`.
+    due: when to probe again, on the clock of `time.monotonic`; infinity while a probe is asked for.
     final: whether all SMs were free during the probes, so that nothing can change.
     """
 
     sms: list[int] | None = None
     gpcs: dict[int, int] = field(default_factory=dict)
-    version: int = 0
+    clusters: Any = None
     attempts: int = 0
     due: float = 0.0
     final: bool = False
@@ -88,11 +91,10 @@ class ContextMap:
     complete: whether `gpcs` was seen while all SMs were free.
     observations: by cluster size and number of clusters.
 
-    A thread that probes holds `lock`.
+    Only the thread that probes changes them, but for new observations and their `due`.
     """
 
     def __init__(self) -> None:
-        self.lock = forks.Lock()
         self.gpcs: dict[int, int] = {}
         self.complete = False
         self.observations: dict[tuple[int, int], Observation] = {}
@@ -102,11 +104,10 @@ _context_maps: dict[tuple[torch.device, int | None], ContextMap] = {}
 
 
 class Placement:
-    """The `table` of a plan in the context in which it was made, and whether a better table may
+    """The `table` of a launch in the context in which it was made, and whether a better table may
     become available: the tile of each cluster, int32 (clusters,), as row · columns + column in a
-    grid of cluster tiles that all run at once. If probes fail, warns and assigns tiles down the
-    columns, which is the order without a table. Acquires the lock of `compile.load`, which the
-    caller must not hold.
+    grid of cluster tiles that all run at once. Until probes have agreed tiles go down the columns,
+    which is the order without a table.
     """
 
     def __init__(self, config: HopperConfig, rows: int, columns: int, device: torch.device):
@@ -114,41 +115,63 @@ class Placement:
         self.band, self.cluster = max(1, BAND // config.cluster_m), config.cluster
         self.context = driver.context()
         self.map = _context_maps.setdefault((device, self.context), ContextMap())
-        self.renew()
+        size = self.cluster, rows * columns
+        self.observation = self.map.observations.setdefault(size, Observation())
+        self._ask()
+        self.table = self.renew()
 
     @property
     def final(self) -> bool:
         """Whether no better table can become available."""
-        return self.observation.final and self.observation.version == self.version
+        return self.observation.final and not self.stale
 
     @property
     def stale(self) -> bool:
-        """Whether it is time to probe again, or another plan has observed more."""
-        if self.observation.version == self.version and time.monotonic() < self.observation.due:
-            return False
-        current = driver.context()  # None in a thread that has no context yet; it will get this one
-        same_context = self.context is None or current in (self.context, None)
-        return same_context and not capturing(self.device)
+        """Whether more was observed than `table` was made by."""
+        return self.observation.clusters is not self.clusters
+
+    def improved(self) -> bool:
+        """Returns whether a call now may take a better table. Asks for a probe if it is time."""
+        if time.monotonic() >= self.observation.due:
+            self._ask()
+        return self.stale and self._is_here()
 
     def renew(self) -> torch.Tensor:
         """Returns `table`, made anew according to the current observation."""
-        with self.map.lock:
-            self.observation = observation = _observe(
-                self.map, self.device, self.cluster, self.rows * self.columns
-            )
-            self.version, locations = observation.version, observation.locations()
-        if locations:
-            order = raster.order("serpentine", self.rows, self.columns, self.band)
-            tiles = assigned(order, locations)
+        rows, columns = self.rows, self.columns
+        self.clusters = clusters = self.observation.clusters
+        if clusters is None:
+            tiles = raster.tiles("column", rows, columns)
         else:
-            tiles = raster.order("column", self.rows, self.columns)
-        self.table = tile_order.kept(self.device, ("tiles", *tiles), lambda: tiles)
+            tiles = assigned(raster.tiles("serpentine", rows, columns, self.band), clusters)
+        self.table = tile_order.kept(self.device, ("tiles", tiles.tobytes()), lambda: tiles)
         return self.table
+
+    def _is_here(self) -> bool:
+        """Returns whether a call now is in the context of this placement, and no capture."""
+        current = driver.context()  # None in a thread that has no context yet; it will get this one
+        return self.context in (None, current) and not capturing(self.device)
+
+    def _ask(self) -> None:
+        """Asks for a probe, if it is time."""
+        seen = self.observation
+        if time.monotonic() < seen.due or not self._is_here():
+            return
+        seen.due = math.inf
+        with contextlib.suppress(RuntimeError):  # Python ends, and starts no more jobs
+            driver.background().submit(self._observe)
+
+    def _observe(self) -> None:
+        """Probes, in the thread for it. Never raises."""
+        seen, size = self.observation, (self.cluster, self.rows * self.columns)
+        with driver.relaxed_capture(), torch.cuda.device(self.device):
+            if self.context in (None, driver.context()):
+                _observe(self.map, seen, self.device, *size)
 
 
 def watched(bind: Callable[[torch.Tensor], Launch], placement: Placement) -> Launch:
     """Returns the launch of a plan, which `bind` makes for a table. If the placement's table is not
-    final, the launch probes again from time to time, and continues with a better table.
+    final, calls ask for probes from time to time, and continue with a better table.
     """
     launch = bind(placement.table)
     if placement.final:
@@ -156,38 +179,30 @@ def watched(bind: Callable[[torch.Tensor], Launch], placement: Placement) -> Lau
 
     def run(*args: Any) -> None:
         nonlocal launch
-        if placement.stale:
+        if placement.improved():
             launch = bind(placement.renew())
         launch(*args)
 
     return run
 
 
-def assigned(tiles: Sequence[int], locations: Sequence[tuple[int, ...]]) -> list[int]:
-    """Returns the tile of each cluster: clusters that are neighbours by location get neighbouring
-    tiles.
+def assigned(tiles: raster.Tiles, clusters: Any) -> raster.Tiles:
+    """Returns the tile of each cluster: those that are neighbours in `clusters`, the clusters in
+    the order of their locations, get neighbouring tiles.
     """
-    clusters = sorted(range(len(tiles)), key=lambda cluster: locations[cluster])
-    of_cluster = [0] * len(tiles)
-    for tile, cluster in zip(tiles, clusters, strict=True):
-        of_cluster[cluster] = tile
+    of_cluster = np.empty_like(tiles)
+    of_cluster[clusters] = tiles
     return of_cluster
 
 
 def _observe(
-    context_map: ContextMap, device: torch.device, cluster: int, clusters: int
-) -> Observation:
-    """Returns the observation for launches of one size, probed again if it is time. Never raises
-    for a failure that only costs speed. The caller holds the map's lock and is in its context.
-    """
-    seen = context_map.observations.setdefault((cluster, clusters), Observation())
-    if time.monotonic() < seen.due or capturing(device):
-        return seen
+    context_map: ContextMap, seen: Observation, device: torch.device, cluster: int, clusters: int
+) -> None:
+    """Probes for launches of one size. A failure only costs speed."""
     seen.attempts += 1
     try:
-        with driver.relaxed_capture():
-            pairs = TRIES if seen.attempts == 1 else 1
-            sms, all_free = _probe(context_map, device, cluster, clusters, pairs)
+        pairs = TRIES if seen.attempts == 1 else 1
+        sms, all_free = _probe(context_map, device, cluster, clusters, pairs)
     except Exception as error:  # whatever it is, a product must not fail for its tile order
         if seen.attempts == 1:
             fallback.warn_once(
@@ -197,12 +212,12 @@ def _observe(
     else:
         if (sms, context_map.gpcs) != (seen.sms, seen.gpcs):
             seen.sms, seen.gpcs = sms, dict(context_map.gpcs)
-            seen.version += 1
-        seen.final = all_free
+            locations = seen.locations()
+            seen.clusters = np.array(sorted(range(clusters), key=locations.__getitem__))
+        seen.final = all_free  # after `clusters`: a launch that sees it asks for nothing more
     pause = 0.0 if seen.attempts == 1 else 2.0 ** (seen.attempts - 2)
     done = seen.final or seen.attempts > RETRIES
     seen.due = math.inf if done else time.monotonic() + pause
-    return seen
 
 
 def _probe(

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 
 from outblas.call import fp8
+from outblas.call.default_kernel import rows_of_choice
 from outblas.call.epilogue import NONE
 from outblas.call.problem import Problem, with_row_major_output
 from outblas.device import clusters, l2
@@ -76,6 +77,7 @@ def config(problem: Problem, gpu: Rates) -> HopperConfig:
     epilogue = problem.epilogue if problem.formats or problem.epilogue.gated else NONE
     alike = replace(
         problem,
+        M=problem.M if _is_alone(problem) else rows_of_choice(problem.M),
         device=_ANY,
         c=None,
         alignment=problem.alignment[:3],
@@ -83,6 +85,13 @@ def config(problem: Problem, gpu: Rates) -> HopperConfig:
         epilogue=epilogue,
     )
     return _best(alike, gpu)[1]
+
+
+def _is_alone(problem: Problem) -> bool:
+    """Returns whether a config suits one number of rows, as those of a batch do; whether TMA can
+    load scales of blocks depends on the number.
+    """
+    return bool(problem.batch or (problem.formats and fp8.formats(problem.formats).block_a))
 
 
 def quantizes(problem: Problem, gpu: Rates) -> bool:

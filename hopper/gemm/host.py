@@ -4,23 +4,35 @@ inspection.
 A plan is a chain of frozen values:
 
     Problem → CanonicalProblem → KernelTraits (in a Variant) → TileSchedule → Launcher
+
+A `GemmLayer` makes it: what the number of rows does not change once, the others for each number.
 """
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from outblas.base.cuda_graphs import capturing, not_ready
 from outblas.call import fp8
 from outblas.call.artifact import Artifact
 from outblas.call.problem import Launch, Problem
 from outblas.call.sm_carveout import usable
 from outblas.hopper.gemm import gpc_placement, heuristic, operand_copies, rule_cycles
-from outblas.hopper.gemm.canonical import canonicalize, orient
+from outblas.hopper.gemm.canonical import CanonicalProblem, canonicalize, orient
 from outblas.hopper.gemm.config import Config, invalid_reason
 from outblas.hopper.gemm.launcher import launcher
 from outblas.hopper.gemm.on_demand import compile_variant, shared_memory
 from outblas.hopper.gemm.rule_cycles import device_rates
-from outblas.hopper.gemm.schedule import tile_grid, tile_schedule
-from outblas.hopper.gemm.variant import example_variant, variant_of
+from outblas.hopper.gemm.schedule import TileGrid, tile_grid, tile_schedule
+from outblas.hopper.gemm.variant import (
+    Variant,
+    WaveTraits,
+    example_variant,
+    variant_of,
+    varies_with_rows,
+    waves_of,
+)
 from outblas.hopper.parts import bounds, compile, tile_order
 from outblas.hopper.parts.config import HopperConfig
 from outblas.hopper.parts.config_limits import (
@@ -130,19 +142,64 @@ def plan(problem: Problem, config: HopperConfig | None = None) -> Launch:
         config = replace(config, pdl=True, weights_ready=True)
     if problem.sm_carveout:
         config = tile_order.within(problem.device, config, problem.sm_carveout)
-    canonical = canonicalize(problem, config)
-    if canonical.copies[1]:  # this call writes the B that its kernel reads
-        config = replace(config, weights_ready=False)
-    resident = tile_order.clusters(problem.device, config.sms, config.cluster)
-    grid = tile_grid(canonical.launch, config)
-    variant = variant_of(canonical.launch, canonical.transposed, config, grid, resident)
-    # Before compiling, which takes seconds: planning raises here while a CUDA graph is captured.
-    schedule = tile_schedule(canonical.launch, config, grid, variant.traits, resident)
-    run = compile.load(variant, lambda: compile_variant(variant))
-    launch = launcher(run, canonical, variant, schedule)
-    if schedule.placement is None:
-        return launch.bind(schedule.table)
-    return gpc_placement.watched(launch.bind, schedule.placement)
+    return GemmLayer(problem, config).launch(problem.M)
+
+
+class GemmLayer:
+    """A product and a config, whose launches differ in the number of rows.
+
+    `any_rows`: whether there is a launch for every number, from two on or just one. A product with
+    a batch, with copies of operands or with a C that is not row-major has one for its own only.
+    """
+
+    def __init__(self, problem: Problem, config: HopperConfig) -> None:
+        self.canonical = canonicalize(problem, config)
+        if self.canonical.copies[1]:  # a call writes the B that its kernel reads
+            config = replace(config, weights_ready=False)
+        self.config = config
+        self.resident = tile_order.clusters(problem.device, config.sms, config.cluster)
+        batch, copies = problem.batch, any(self.canonical.copies)
+        self.any_rows = not (batch or copies) and problem.out[-1] == 1
+        self._granule = 16 if varies_with_rows(problem) else 1
+        self._kernels: dict[tuple[int, WaveTraits], tuple[Variant, Callable[..., None]]] = {}
+
+    def launch(self, rows: int) -> Launch:
+        """Compiles or loads the kernel for a number of rows, and returns its launch, whose
+        `at_rows` does the same for others of `any_rows`. Raises ValueError for more rows than the
+        config supports, and RuntimeError while a CUDA graph is captured and the kernel is not
+        loaded yet.
+        """
+        canonical, config = self.canonical, self.config
+        if rows != canonical.given.M:
+            canonical = canonical.with_rows(rows)
+            if reason := bounds.tiles(canonical.launch, config):
+                raise ValueError(f"kernel 'hopper.gemm': {reason}")
+        grid = tile_grid(canonical.launch, config)
+        variant, run = self._kernel(canonical, grid)
+        schedule = tile_schedule(canonical.launch, config, grid, variant.traits, self.resident)
+        bind = launcher(run, canonical, variant, schedule).bind
+        if schedule.placement is None:
+            launch = bind(schedule.table)
+        else:
+            launch = gpc_placement.watched(bind, schedule.placement)
+        if self.any_rows:
+            vars(launch)["at_rows"] = self.launch
+        return launch
+
+    def _kernel(
+        self, canonical: CanonicalProblem, grid: TileGrid
+    ) -> tuple[Variant, Callable[..., None]]:
+        waves = waves_of(grid, self.config, self.resident)
+        key = math.gcd(canonical.given.M, self._granule), waves
+        kernel = self._kernels.get(key)
+        if kernel is None:
+            problem = canonical.launch
+            variant = variant_of(problem, canonical.transposed, self.config, waves)
+            if capturing(problem.device) and not compile.is_loaded(variant):
+                raise not_ready()
+            run = compile.load(variant, lambda: compile_variant(variant))
+            kernel = self._kernels[key] = variant, run
+        return kernel
 
 
 def own_config(problem: Problem) -> HopperConfig:

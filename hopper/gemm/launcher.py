@@ -18,6 +18,7 @@ from outblas.hopper.gemm import operand_copies, workspace
 from outblas.hopper.gemm.canonical import CanonicalProblem, TensorView, batch_offset
 from outblas.hopper.gemm.schedule import TileSchedule
 from outblas.hopper.gemm.variant import EPILOGUE_TENSORS, Variant, epilogue_tensor_view, tensor_view
+from outblas.hopper.parts import tile_order
 from outblas.hopper.parts.tma_views import view
 
 # Where the tensors of the epilogue that an `FfiCall` can view stand among those of a call.
@@ -48,14 +49,14 @@ class Launcher:
         launch = self._plain_launch(table) if self.is_plain else self._launch(table)
         if self.is_one_call:
             ffi_call.describe(launch, self._ffi_call(table))
-            return launch
+            return tile_order.when_copied(launch, table)
         if self.variant.traits.scale_out:
             launch = _with_bytes(launch)
         if canonical.loops:
             launch = self._over_batches(launch)
         if any(canonical.copies):
             launch = self._with_copies(launch)
-        return launch
+        return tile_order.when_copied(launch, table)
 
     @property
     def is_one_launch(self) -> bool:

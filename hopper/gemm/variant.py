@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -72,6 +72,13 @@ def _flags(record: KernelTraits | HopperConfig) -> Iterator[str]:
             yield f"{field.name}_{value}"
 
 
+class WaveTraits(NamedTuple):
+    """Fields of `KernelTraits`."""
+
+    single_wave: bool
+    ordered: bool
+
+
 @dataclass(frozen=True)
 class OutputAccess:
     """How C is written; the fields are those of `KernelTraits` with the same names."""
@@ -85,15 +92,12 @@ def variant_of(
     problem: Problem,
     transposed: bool,
     config: HopperConfig,
-    grid: TileGrid,
-    resident: int,
+    waves: WaveTraits,
 ) -> Variant:
-    """Returns the variant for a launch's problem (`CanonicalProblem.launch`) and its tiles.
-    `transposed` says whether the problem is the transpose of the caller's. `resident`: the number
-    of clusters that run at the same time, as far as known.
+    """Returns the variant for a launch's problem (`CanonicalProblem.launch`). `transposed` says
+    whether that is the transpose of the caller's.
     """
     layout = "".join("n" if strides[-1] == 1 else "t" for strides in operand_strides(problem))
-    single_wave = grid.work_tiles <= resident and not config.stream_k
     output = output_access(problem, config)
     traits = KernelTraits(
         width=output.width,
@@ -101,8 +105,8 @@ def variant_of(
         staged=output.staged,
         transposed=transposed,
         batched=bool(problem.batch),
-        ordered=_takes_a_table(grid, config, single_wave, resident),
-        single_wave=single_wave,
+        ordered=waves.ordered,
+        single_wave=waves.single_wave,
         scaled=problem.scaled,
         function=resolve_activation(
             problem.epilogue.function, problem.out_dtype.itemsize, problem.K
@@ -127,7 +131,8 @@ def example_variant(problem: Problem, config: HopperConfig, sms: int = 132) -> V
     canonical = canonicalize(problem, config)
     resident = clusters.at_once(min(sms, config.sms or sms), config.cluster)
     grid = tile_grid(canonical.launch, config)
-    return variant_of(canonical.launch, canonical.transposed, config, grid, resident)
+    waves = waves_of(grid, config, resident)
+    return variant_of(canonical.launch, canonical.transposed, config, waves)
 
 
 def output_access(problem: Problem, config: HopperConfig) -> OutputAccess:
@@ -151,13 +156,25 @@ def output_access(problem: Problem, config: HopperConfig) -> OutputAccess:
     return OutputAccess(1 if by_columns and not staged else width, by_columns, staged)
 
 
-def _takes_a_table(grid: TileGrid, config: HopperConfig, single_wave: bool, resident: int) -> bool:
-    """Returns whether a table numbers the tiles: in several waves always, in a single wave for
-    GPC-local neighbours.
+def waves_of(grid: TileGrid, config: HopperConfig, resident: int) -> WaveTraits:
+    """Returns how many waves of tiles there are, and whether a table numbers them: in several waves
+    always, in a single wave for GPC-local neighbours. `resident`: the number of clusters that run
+    at the same time, as far as known.
     """
-    if grid.tiles_of_matrix > resident:
-        return True
-    return single_wave and grid.work_tiles > 1 and config.gpc_local and not config.split
+    single_wave = grid.work_tiles <= resident and not config.stream_k
+    by_gpc = single_wave and grid.work_tiles > 1 and config.gpc_local and not config.split
+    return WaveTraits(single_wave, grid.tiles_of_matrix > resident or by_gpc)
+
+
+def varies_with_rows(problem: Problem) -> bool:
+    """Returns whether the variant depends on what divides the number of rows, and not only on
+    whether there are several and on `waves_of`: where something is contiguous along rows, or has
+    scales of blocks. C must be row-major.
+    """
+    views = [problem.out, problem.c or (0, 0)]
+    views += [view.strides for view in problem.epilogue.views.values()]
+    blocks = bool(problem.formats) and fp8.formats(problem.formats).block_a > 0
+    return blocks or problem.N == 1 or any(strides[-2] == 1 for strides in views)
 
 
 def _staggers_tail(problem: Problem, config: HopperConfig, traits: KernelTraits) -> bool:

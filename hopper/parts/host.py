@@ -145,7 +145,8 @@ def trace(
         ctas = rows * columns if table is None else table.shape[1] * config.cluster
         shape = ctas, rung.gemm(config, width=1).warpgroups, len(PHASES)
         phase_cycles = torch.zeros(shape, dtype=torch.int64, device=problem.device)
-    return _launch(run, problem, variant, swap, table, phase_cycles), phase_cycles
+    launch = _launch(run, problem, variant, swap, table, phase_cycles)
+    return tile_order.when_copied(launch, table), phase_cycles
 
 
 def _launch(

@@ -1,23 +1,48 @@
 """The assignment of tiles to clusters: the orders of `device.raster` as tables on the GPU, each
 made once.
+
+A call whose tiles nobody had before makes a table, and never waits for the GPU. The host writes it
+into pinned memory that nothing else uses, and a stream of its own copies it, beside the kernels
+that run. The copy is asked whether it has ended for as long as copies take when nothing else is
+copied. If it has not, launches with that table wait for it on the GPU (`when_copied`), on whatever
+stream they are, until it has.
 """
 
 from collections.abc import Callable, Hashable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from outblas.base import forks
+from outblas.base.cuda_graphs import capturing
+from outblas.call.problem import Launch
 from outblas.call.sm_carveout import usable
 from outblas.device import driver, raster
 from outblas.device.clusters import at_once
 from outblas.hopper.parts.config import HopperConfig
 
+BLOCK = 1 << 19  # entries of the memory that tables share
+ASKED = 30  # times that a copy is asked whether it has ended, about a microsecond each
+
 _kept: dict[Hashable, torch.Tensor] = {}
-# Locks by GPU, because making a table waits for a stream.
-_making: dict[torch.device, forks.Lock] = {}
+_locks: dict[torch.device, forks.Lock] = {}
+_blocks: dict[torch.device, "TableMemory"] = {}
+_copying: dict[int, torch.cuda.Event] = {}  # by the address of a table: the end of its copy
+
+
+@dataclass
+class TableMemory:
+    """Memory for tables on a GPU, as much on the host, and the stream that copies from one to the
+    other, of this context. The entries before `used` belong to tables; none is ever freed.
+    """
+
+    tables: torch.Tensor
+    pinned: torch.Tensor
+    stream: torch.cuda.Stream
+    context: int | None
+    used: int = 0
 
 
 def cluster_tiles(config: HopperConfig, M: int, N: int) -> tuple[int, int]:
@@ -55,19 +80,79 @@ def table(
     where the cluster has no tile left.
     """
     order = config.order, rows, columns, clusters, config.group_m, config.group_n
-    return kept(device, order, lambda: raster.schedule(*order))
+    return kept(device, order, lambda: raster.table(*order))
 
 
 def kept(device: torch.device, key: Hashable, order: Callable[[], Any]) -> torch.Tensor:
-    """Returns the tiles of `order()`, int32, on the GPU, usable on all streams. They are made once
-    per key and never freed, because kernels, and CUDA graphs that hold their address, may run at
-    any later time. A key must always have the same order.
+    """Returns the tiles of `order()`, int32, on the GPU, for launches by `when_copied`. They are
+    made once per key and never freed, because kernels, and CUDA graphs that hold their address, may
+    run at any later time. A key must always have the same order.
     """
-    with _making.setdefault(device, forks.Lock()):
-        if (device, key) not in _kept:
-            tiles = torch.from_numpy(np.array(order(), dtype=np.int32))
-            _kept[device, key] = driver.for_good(device, lambda: tiles.to(device))
-        return _kept[device, key]
+    table = _kept.get((device, key))
+    if table is None:
+        with _locks.setdefault(device, forks.Lock()):
+            table = _kept.get((device, key))
+            if table is None:
+                tiles = np.ascontiguousarray(order(), dtype=np.int32)
+                table = _kept[device, key] = _copied(device, tiles)
+    return table
+
+
+def _copied(device: torch.device, tiles: raster.Tiles) -> torch.Tensor:
+    """Returns tiles on the GPU, to which they may still be copied. The caller holds the lock. The
+    first tables, and those after a thousand or so, wait for the memory of all that follow.
+    """
+    host = torch.from_numpy(tiles)
+    if device.type == "cpu":
+        return host
+    block = _blocks.get(device)
+    if block is None or block.used + tiles.size > block.tables.numel():
+        size = max(BLOCK, tiles.size)
+        block = _blocks[device] = driver.for_good(device, lambda: _new_block(device, size))
+    if driver.context() not in (None, block.context):  # a green context has streams of its own
+        return driver.for_good(device, lambda: host.to(device))
+    places = slice(block.used, block.used + tiles.size)
+    block.used += -(-tiles.size // 32) * 32  # whole cache lines
+    table, pinned = (memory[places].view(tiles.shape) for memory in (block.tables, block.pinned))
+    pinned.copy_(host)
+    with driver.relaxed_capture(), torch.cuda.stream(block.stream):
+        table.copy_(pinned, non_blocking=True)
+        copy = torch.cuda.Event()
+        copy.record()
+        if not any(copy.query() for _ in range(ASKED)):
+            _copying[table.data_ptr()] = copy
+    return table
+
+
+def _new_block(device: torch.device, size: int) -> TableMemory:
+    return TableMemory(
+        torch.empty(size, dtype=torch.int32, device=device),
+        torch.empty(size, dtype=torch.int32, pin_memory=True),
+        torch.cuda.Stream(device),
+        driver.context(),
+    )
+
+
+def when_copied(launch: Launch, table: torch.Tensor | None) -> Launch:
+    """Returns the launch of a kernel that reads a table, after the table is on the GPU."""
+    copy = None if table is None else _copying.get(table.data_ptr())
+    if table is None or copy is None:
+        return launch
+
+    def run(*args: Any) -> None:
+        nonlocal copy
+        if copy is not None:
+            with driver.relaxed_capture():
+                if copy.query():
+                    _copying.pop(table.data_ptr(), None)
+                    copy = None
+                elif capturing(table.device):  # a graph cannot wait for what is not in it
+                    copy.synchronize()
+                else:
+                    torch.cuda.current_stream(table.device).wait_event(copy)
+        launch(*args)
+
+    return run
 
 
 def balance_waves(clusters: int, tiles: int) -> int:

@@ -44,7 +44,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     properties = SimpleNamespace(multi_processor_count=132, name="NVIDIA H100 80GB HBM3")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(tile_order.driver, "for_good", lambda device, make: torch.zeros(1))
+    monkeypatch.setattr(tile_order, "_copied", lambda device, tiles: torch.from_numpy(tiles))
     monkeypatch.setattr(tile_order, "_kept", {})
     monkeypatch.setattr(compile, "load", load)
     monkeypatch.setattr(cute, "compile", compiles)
@@ -76,8 +76,11 @@ def test_the_probes_of_a_plan_are_in_a_pack(
         return list(range(ctas))
 
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(driver, "context", unprobed_context)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    context = unprobed_context()
+    monkeypatch.setattr(driver, "context", lambda: context)
     monkeypatch.setattr(driver, "relaxed_capture", contextlib.nullcontext)
+    monkeypatch.setattr(driver, "background", lambda: SimpleNamespace(submit=lambda job: job()))
     monkeypatch.setattr(smid_probe, "sm_of_each_cta", probe)
 
     gemm.plan(given, config)

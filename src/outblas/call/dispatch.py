@@ -512,7 +512,7 @@ def _rows_plan(call: Call, problem: Problem, sample: Tensor, by_torch: bool) -> 
             device,
             tuple(row + (rows - 1) * step for row, step in spans),
         )
-        posed = problem.with_rows(rows)
+        posed = problem.resized(M=rows)
         chosen = rows if rows in alone else default_kernel.rows_of_choice(rows)
         try:
             plan = _plan_of(call, posed, memory, by_torch, makes.get(chosen))

@@ -97,10 +97,10 @@ class Problem:
         """The number of columns of B: that of C, or twice that where the epilogue is gated."""
         return 2 * self.N if self.epilogue.gated else self.N
 
-    def with_rows(self, rows: int) -> "Problem":
-        """Returns the problem with another number of rows, of A and of all that have as many."""
+    def resized(self, **sizes: int) -> "Problem":
+        """Returns the problem with another M or N, and the same strides."""
         problem = object.__new__(Problem)  # `replace` would take ten times as long
-        vars(problem).update(vars(self), M=rows)
+        vars(problem).update(vars(self), **sizes)
         return problem
 
     def vector(self, operand: str) -> int:

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import functools
 import itertools
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -107,6 +108,16 @@ def for_good(device: torch.device, make: Callable[[], T]) -> T:
 
     with ThreadPoolExecutor(1) as other:
         return other.submit(made).result()
+
+
+@functools.cache
+def background() -> ThreadPoolExecutor:
+    """Returns the thread for what waits for a GPU while calls go on: one job after the other."""
+    return ThreadPoolExecutor(1, "outblas-gpu")
+
+
+if hasattr(os, "register_at_fork"):  # a child has none of the threads
+    os.register_at_fork(after_in_child=background.cache_clear)
 
 
 # ---- machine code

@@ -1,6 +1,8 @@
 """Orders in which the tiles of C are computed, as plain lists of indices. Tiles that run at the
 same time share data in L2.
 
+`tiles` and `table` have them as arrays, which a call makes for its launch in microseconds.
+
 Tiles are numbered `m * columns + n` over a grid of `rows` along M and `columns` along N. A tile
 reads one panel of A (its row) and one panel of B (its column), so tiles that run at the same time
 should form a block that is as square as possible, measured in bytes of panels.
@@ -8,8 +10,14 @@ should form a block that is as square as possible, measured in bytes of panels.
 
 from collections.abc import Iterator
 
+import numpy as np
+from numpy.typing import NDArray
+
 ORDERS = ("row", "column", "consecutive", "grouped", "serpentine", "hilbert")
 PAD = -1  # marks the absence of a tile
+
+
+Tiles = NDArray[np.int32]
 
 
 def order(kind: str, rows: int, columns: int, group_m: int = 16, group_n: int = 8) -> list[int]:
@@ -29,22 +37,36 @@ def order(kind: str, rows: int, columns: int, group_m: int = 16, group_n: int = 
 
     Raises ValueError for another kind and for sizes below 1.
     """
+    listed: list[int] = tiles(kind, rows, columns, group_m, group_n).tolist()
+    return listed
+
+
+def tiles(kind: str, rows: int, columns: int, group_m: int = 16, group_n: int = 8) -> Tiles:
+    """Returns the tiles of `order` as an array. Raises ValueError as it does."""
     if kind not in ORDERS:
         raise ValueError(f"kind is {kind!r}, expected one of: {', '.join(ORDERS)}")
     _check(rows=rows, columns=columns, group_m=group_m, group_n=group_n)
+    if kind == "hilbert":
+        wide = (0, columns, 1, rows, columns) if columns >= rows else (0, rows, columns, columns, 1)
+        return np.fromiter(_hilbert(*wide), np.int32, rows * columns)
+    grid = np.arange(rows * columns, dtype=np.int32).reshape(rows, columns)
     match kind:
         case "column":
-            return [m * columns + n for n in range(columns) for m in range(rows)]
+            return grid.T.ravel()
         case "grouped":
-            return list(_grouped(rows, columns, group_m, group_n))
+            bands = [
+                grid[top : top + group_m, left : left + group_n].T.ravel()
+                for top in range(0, rows, group_m)
+                for left in range(0, columns, group_n)
+            ]
         case "serpentine":
-            return list(_serpentine(rows, columns, group_m))
-        case "hilbert" if columns >= rows:
-            return list(_hilbert(0, columns, 1, rows, columns))
-        case "hilbert":
-            return list(_hilbert(0, rows, columns, columns, 1))
+            bands = [
+                grid[top : top + group_m, :: -1 if band % 2 else 1].T.ravel()
+                for band, top in enumerate(range(0, rows, group_m))
+            ]
         case _:
-            return list(range(rows * columns))
+            return grid.ravel()
+    return np.concatenate(bands)
 
 
 def schedule(
@@ -60,42 +82,34 @@ def schedule(
 
     Raises ValueError as `order` does, and for `workers` below 1.
     """
-    _check(workers=workers)
-    tiles = order(kind, rows, columns, group_m, group_n)
-    workers = min(workers, len(tiles))
-    if kind != "consecutive":
-        tiles += [PAD] * (-len(tiles) % workers)
-        return [tiles[first : first + workers] for first in range(0, len(tiles), workers)]
-    length, longer = divmod(len(tiles), workers)
-    starts = [w * length + min(w, longer) for w in range(workers)]
-    steps = [[tiles[start + step] for start in starts] for step in range(length)]
-    if longer:
-        steps.append(
-            [tiles[start + length] for start in starts[:longer]] + [PAD] * (workers - longer)
-        )
+    steps: list[list[int]] = table(kind, rows, columns, workers, group_m, group_n).tolist()
     return steps
+
+
+def table(
+    kind: str, rows: int, columns: int, workers: int, group_m: int = 16, group_n: int = 8
+) -> Tiles:
+    """Returns what `schedule` does as an array (steps, workers). Raises ValueError as it does."""
+    _check(workers=workers)
+    ordered = tiles(kind, rows, columns, group_m, group_n)
+    count = ordered.size
+    workers = min(workers, count)
+    steps = -(-count // workers)
+    if kind != "consecutive":
+        padded = np.full(steps * workers, PAD, np.int32)
+        padded[:count] = ordered
+        return padded.reshape(steps, workers)
+    length, longer = divmod(count, workers)
+    worker = np.arange(workers, dtype=np.int32)
+    runs = worker * length + np.minimum(worker, longer) + np.arange(steps, dtype=np.int32)[:, None]
+    runs[length:, longer:] = PAD
+    return runs
 
 
 def _check(**sizes: int) -> None:
     for name, size in sizes.items():
         if not isinstance(size, int) or size < 1:
             raise ValueError(f"{name} is {size!r}, expected an integer of at least 1")
-
-
-def _grouped(rows: int, columns: int, group_m: int, group_n: int) -> Iterator[int]:
-    for top in range(0, rows, group_m):
-        for left in range(0, columns, group_n):
-            for n in range(left, min(left + group_n, columns)):
-                for m in range(top, min(top + group_m, rows)):
-                    yield m * columns + n
-
-
-def _serpentine(rows: int, columns: int, group_m: int) -> Iterator[int]:
-    for band, top in enumerate(range(0, rows, group_m)):
-        sweep = range(columns) if band % 2 == 0 else reversed(range(columns))
-        bottom = min(top + group_m, rows)
-        for n in sweep:
-            yield from range(top * columns + n, bottom * columns + n, columns)
 
 
 def _hilbert(corner: int, length: int, along: int, width: int, across: int) -> Iterator[int]:

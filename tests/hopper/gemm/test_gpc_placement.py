@@ -1,11 +1,13 @@
 """Tiles assigned to CTAs by the GPC that they run in: neighbours to the SMs of one GPC."""
 
+import contextlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.gemm_problems import SMALL_TILE, gemm_config, record_launches
@@ -37,7 +39,9 @@ def test_gpcs_get_tiles_that_ask_l2_for_as_little_as_they_can() -> None:
     gpcs = [sm % 8 for sm in sms]
     order = raster.order("serpentine", 16, 8, gpc_placement.BAND)
 
-    assigned = gpc_placement.assigned(order, list(zip(gpcs, sms, strict=True)))
+    locations = list(zip(gpcs, sms, strict=True))
+    clusters = sorted(range(128), key=locations.__getitem__)
+    assigned = gpc_placement.assigned(np.array(order), clusters).tolist()
 
     assert sorted(assigned) == sorted(order)
     assert panels_of_gpcs(assigned, 8, gpcs) == 8 * (4 + 4)
@@ -68,13 +72,16 @@ def test_sms_of_no_known_gpc_come_before_all_others() -> None:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     """A GPU of 20 SMs, in a context in which nothing was probed. Tables are lists in the memory of
-    the host.
+    the host. Probes that a call asks for end before the call goes on.
     """
     fake = FakeGpu()
     memory: dict[Any, list[int]] = {}
 
-    def kept(device: torch.device, key: Any, order: Callable[[], list[int]]) -> list[int]:
-        return memory.setdefault(key, order())
+    def kept(device: torch.device, key: Any, order: Callable[[], Any]) -> list[int]:
+        return memory.setdefault(key, order().tolist())
+
+    monkeypatch.setattr(driver, "background", lambda: SimpleNamespace(submit=lambda job: job()))
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
 
     properties = SimpleNamespace(multi_processor_count=SM_COUNT)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
@@ -82,6 +89,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     monkeypatch.setattr(driver, "context", lambda: fake.context)
     monkeypatch.setattr(smid_probe, "sm_of_each_cta", fake.sm_of_each_cta)
     monkeypatch.setattr(tile_order, "kept", kept)
+    monkeypatch.setattr(tile_order, "when_copied", lambda launch, table: launch)
     monkeypatch.setattr(gpc_placement, "time", fake.clock)
     return fake
 
