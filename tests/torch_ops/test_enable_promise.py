@@ -7,7 +7,6 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 import torch
@@ -34,26 +33,6 @@ def _nothing_stays_enabled() -> Iterator[None]:
     outblas.disable()
 
 
-WITH_DTYPE = {"mm": (A, B), "addmm": (C, A, B), "bmm": (BATCH_A, BATCH_B)}
-WITH_DTYPE |= {"baddbmm": (BATCH_C, BATCH_A, BATCH_B)}
-
-
-@pytest.fixture
-def products_with_dtype() -> Iterator[None]:
-    """torch's products with an `out_dtype`, which it has on a GPU only."""
-
-    def compute(*given: Any, **named: Any) -> Tensor:
-        result = Tensor(2, 3)
-        return named.get("out", result)
-
-    library = torch.library.Library("aten", "IMPL")
-    for name in WITH_DTYPE:
-        library.impl(f"{name}.dtype", compute, "CPU")
-        library.impl(f"{name}.dtype_out", compute, "CPU")
-    yield
-    library._destroy()
-
-
 NO_KERNEL: dict[str, Callable[[], object]] = {
     "addmm and relu": lambda: torch._addmm_activation(B[0], A, B),
     "addmm and gelu": lambda: torch._addmm_activation(B[0], A, B, use_gelu=True),
@@ -78,21 +57,6 @@ def test_products_without_a_kernel_break_no_promise_unnoticed(name: str) -> None
 
     with aten._enable(RULES):
         NO_KERNEL[name]()
-
-
-@pytest.mark.usefixtures("products_with_dtype")
-@pytest.mark.parametrize("name", WITH_DTYPE)
-def test_products_with_a_dtype_break_no_promise_unnoticed(name: str) -> None:
-    operator, tensors = getattr(torch, name), WITH_DTYPE[name]
-    out = torch.empty(6, 4)
-
-    with aten._enable(INVARIANT):
-        for into in ({}, {"out": out}):
-            with pytest.raises(ValueError, match=f"aten's {name}.dtype"):
-                operator(*tensors, out_dtype=torch.float32, **into)
-
-    with aten._enable(RULES):
-        operator(*tensors, out_dtype=torch.float32)
 
 
 def test_nothing_that_is_multiplied_keeps_the_promise() -> None:

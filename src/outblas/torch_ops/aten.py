@@ -1,10 +1,10 @@
 """`outblas.enable`: torch's own dense products run on kernels of outblas, whoever calls them.
 
-aten's `mm`, `addmm`, `bmm` and `baddbmm`, their forms with `out`, `addmm_` and `baddbmm_`,
-`_grouped_mm`, and on request `_scaled_mm`, are overridden at the dispatch key of a device. That key
-lies below autograd, autocast, vmap and tracing, so these see torch's own operators, and only the
-arithmetic changes. The kernels that the operators had before are kept: they compute whatever
-outblas does not cover, and `disable` gives the operators back to them.
+aten's `mm`, `addmm`, `bmm` and `baddbmm`, their forms with `out` and `out_dtype`, `addmm_` and
+`baddbmm_`, `_grouped_mm`, and on request `_scaled_mm`, are overridden at the dispatch key of a
+device. That key lies below autograd, autocast, vmap and tracing, so these see torch's own
+operators, and only the arithmetic changes. The kernels that the operators had before are kept: they
+compute whatever outblas does not cover, and `disable` gives the operators back to them.
 
 Rules hold for the whole process. Blocks of several threads overlap, and end in any order: those
 that have not ended are listed, and the rules of the last one hold.
@@ -17,8 +17,9 @@ from types import TracebackType
 import torch
 
 from outblas.call import fallback
-from outblas.torch_ops import native
+from outblas.torch_ops import aten_gradients, native
 from outblas.torch_ops.aten_calls import OURS, Active, activate, lock
+from outblas.torch_ops.aten_gradients import with_gradients
 from outblas.torch_ops.aten_operators import OVERRIDES, REFUSED
 from outblas.torch_ops.aten_rules import Product, Rules, checked_rules
 from outblas.torch_ops.aten_scaled import DTYPES as FP8
@@ -97,11 +98,11 @@ def enable(
 
     aten's `mm`, `addmm`, `bmm` and `baddbmm` on CUDA tensors, with `out` and in place too, and
     `_grouped_mm`, behind which `torch.nn.functional.grouped_mm` is, then run on a kernel of outblas
-    if the arguments below admit them. That includes `torch.matmul`,
-    `F.linear`, `torch.einsum`, `torch.tensordot`, `nn.MultiheadAttention` and local products of
-    distributed tensors, their backward passes by torch's own formulas, and what `torch.compile`
-    calls. Everything else stays with torch, errors included. Results differ from cuBLAS's in the
-    last bits.
+    if the arguments below admit them. That includes `torch.matmul`, `F.linear`, `torch.einsum`,
+    `torch.tensordot`, `nn.MultiheadAttention` and local products of distributed tensors, their
+    backward passes by torch's own formulas, and what `torch.compile` calls. Products with an
+    `out_dtype` get gradients, which torch 2.13 does not have. Everything else stays with torch,
+    errors included. Results differ from cuBLAS's in the last bits.
 
     The call takes effect at once and until `disable`. As a context manager it ends with the block.
     All threads are affected: of what was enabled and has not ended, by whichever thread, the most
@@ -128,12 +129,12 @@ def enable(
             any other rows, in every thread, as `outblas.batch_invariant` does for one. A product
             that no kernel computes raises ValueError, rather than be torch's unnoticed, and so does
             a grouped product with an `offs`, and so do aten's products that have no kernel here:
-            `mm`, `addmm`, `bmm` and `baddbmm` with an `out_dtype`, `_addmm_activation`, behind
-            which layers of `nn.TransformerEncoder` are in inference, and `addmv`, behind which
-            `mv` is. What else multiplies stays with torch: `dot` and `vdot`, fp8 operands,
-            integers (`_int_mm`), packed weights (`_weight_int4pack_mm`, `_weight_int8pack_mm`,
-            `_mixed_dtypes_linear`), sparse and nested tensors, convolutions, recurrent layers of
-            cuDNN, fused attention, and solvers and factorizations of `torch.linalg`.
+            `_addmm_activation`, behind which layers of `nn.TransformerEncoder` are in inference,
+            and `addmv`, behind which `mv` is. What else multiplies stays with torch: `dot` and
+            `vdot`, fp8 operands, integers (`_int_mm`), packed weights (`_weight_int4pack_mm`,
+            `_weight_int8pack_mm`, `_mixed_dtypes_linear`), sparse and nested tensors, convolutions,
+            recurrent layers of cuDNN, fused attention, and solvers and factorizations of
+            `torch.linalg`.
 
     Returns:
         A context manager, whose `decisions` say what became of each kind of product.
@@ -232,6 +233,10 @@ def _install(key: str, names: tuple[str, ...]) -> None:
             if native.install(name, key, kernel):
                 continue
             library.impl(name, kernel, key, with_keyset=True, allow_override=True)
+        for name in aten_gradients.OPERATORS if aten_gradients.are_missing() else ():
+            above = f"Autograd{key}"
+            kernel = with_gradients(name, torch.library.get_kernel(f"aten::{name}", above))
+            library.impl(name, kernel, above, with_keyset=True, allow_override=True)
     _library = library
 
 

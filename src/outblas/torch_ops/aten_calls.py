@@ -77,20 +77,30 @@ def attempt_addmm(
     return attempt("addmm", a, b, c, out, alpha, beta)
 
 
-def attempt_baddbmm(
-    c: Tensor, a: Tensor, b: Tensor, alpha: Any, beta: Any, out: Tensor | None = None
+def attempt_with_residual(
+    operator: str,
+    c: Tensor,
+    a: Tensor,
+    b: Tensor,
+    alpha: Any,
+    beta: Any,
+    out: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor | None:
-    """Computes baddbmm with an addend that is a residual, or is not read. Kernels have no other
-    addend of a batch, and they do not write over a residual.
+    """Computes a product with an addend that is a residual, or is not read. Kernels have no other
+    addend of a batch or of another dtype, and they do not write over a residual.
     """
     if alpha != 1 or beta not in (0, 1):
-        _left_to_torch("baddbmm scales")
+        _left_to_torch(f"{operator} scales")
         return None
     if out is c and beta != 0:
-        _left_to_torch("baddbmm adds to its own addend")
+        _left_to_torch(f"{operator} adds to its own addend")
         return None
-    extra = None if beta == 0 else EpilogueArgs("", None, c, None)
-    return attempt("baddbmm", a, b, out=out, extra=extra)
+    extra = None
+    if beta != 0:
+        converts = out_dtype is not None and c.dtype is a.dtype
+        extra = EpilogueArgs("", None, c.to(out_dtype) if converts else c, None)
+    return attempt(operator, a, b, out=out, extra=extra, out_dtype=out_dtype)
 
 
 def _left_to_torch(reason: str) -> None:
@@ -127,6 +137,7 @@ def attempt(
     alpha: Any = 1,
     beta: Any = 1,
     extra: EpilogueArgs | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor | None:
     """Computes a product by a kernel of outblas. Returns None, before anything is written, where
     torch is to compute it.
@@ -143,7 +154,8 @@ def attempt(
     tensors: tuple[Tensor, ...] = (a, b)
     try:
         in_line = _address(a) & _LINE_MASK, _address(b) & _LINE_MASK
-        key: tuple[Any, ...] = (operator, a.shape, b.shape, in_line, invariant, reserved())
+        options = operator, out_dtype, invariant, reserved()
+        key: tuple[Any, ...] = (options, a.shape, b.shape, in_line)
         if c is not None:
             tensors = (a, b, c)
             key = (key, "c", _address(c) & 15, alpha == 1, alpha == 0, beta == 0)
@@ -166,7 +178,7 @@ def attempt(
             break
     else:
         rules = enabled.rules
-        call = Call(a, b, c, out, None, alpha, beta, rules.kernel, "", "", invariant, extra)
+        call = Call(a, b, c, out, out_dtype, alpha, beta, rules.kernel, "", "", invariant, extra)
         plan = _decide(enabled, partial(choose, rules, operator, call), key, tensors)
         is_plain = extra is None and (out is None or out is not c)
         if not isinstance(plan, str) and is_plain and operator in _NATIVE:

@@ -3,6 +3,7 @@ of outblas, and calls the kernel that the operator had before where there is non
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,10 +11,10 @@ import torch
 from outblas.torch_ops.aten_calls import (
     attempt,
     attempt_addmm,
-    attempt_baddbmm,
     attempt_grouped,
     attempt_grouped_batch,
     attempt_scaled,
+    attempt_with_residual,
     refuse,
 )
 from outblas.torch_ops.aten_grouped import Grouped
@@ -31,33 +32,46 @@ def _by_torch(previous: Previous, keys: Any, *given: Any, **named: Any) -> Tenso
 
 
 def _bare(operator: str, previous: Previous) -> Callable[..., Tensor]:
-    """Returns what overrides `mm` or `bmm`, with or without `out`."""
+    """Returns what overrides `mm` or `bmm`, with or without an `out_dtype` and `out`."""
 
-    def product(keys: Any, a: Tensor, b: Tensor, **out: Tensor) -> Tensor:
-        result = attempt(operator, a, b, out=out.get("out"))
-        return _by_torch(previous, keys, a, b, **out) if result is None else result
+    def product(keys: Any, a: Tensor, b: Tensor, *dtype: torch.dtype, **out: Tensor) -> Tensor:
+        out_dtype = dtype[0] if dtype else None
+        result = attempt(operator, a, b, out=out.get("out"), out_dtype=out_dtype)
+        return _by_torch(previous, keys, a, b, *dtype, **out) if result is None else result
 
     return product
 
 
+def _attempted(operator: str) -> Callable[..., Tensor | None]:
+    """Returns what attempts a product with an addend."""
+    return attempt_addmm if operator == "addmm" else partial(attempt_with_residual, operator)
+
+
 def _with_addend(operator: str, previous: Previous) -> Callable[..., Tensor]:
-    """Returns what overrides `addmm` or `baddbmm`, with or without `out`."""
-    attempted = attempt_addmm if operator == "addmm" else attempt_baddbmm
+    """Returns what overrides `addmm` or `baddbmm`, with or without an `out_dtype` and `out`."""
+    attempted = _attempted(operator)
 
     def product(
-        keys: Any, c: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1, **out: Tensor
+        keys: Any,
+        c: Tensor,
+        a: Tensor,
+        b: Tensor,
+        *dtype: torch.dtype,
+        beta: Any = 1,
+        alpha: Any = 1,
+        **out: Tensor,
     ) -> Tensor:
-        result = attempted(c, a, b, alpha, beta, **out)
+        result = attempted(c, a, b, alpha, beta, out.get("out"), *dtype)
         if result is not None:
             return result
-        return _by_torch(previous, keys, c, a, b, beta=beta, alpha=alpha, **out)
+        return _by_torch(previous, keys, c, a, b, *dtype, beta=beta, alpha=alpha, **out)
 
     return product
 
 
 def _in_place(operator: str, previous: Previous) -> Callable[..., Tensor]:
     """Returns what overrides `addmm_` or `baddbmm_`."""
-    attempted = attempt_addmm if operator == "addmm" else attempt_baddbmm
+    attempted = _attempted(operator)
 
     def product(
         keys: Any, c: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1
@@ -166,15 +180,18 @@ OVERRIDES: dict[str, tuple[str, Callable[[str, Previous], Callable[..., Tensor]]
     "_scaled_mm_v2": (SCALED, _scaled_by_recipe),
     "_scaled_mm_v2.out": (SCALED, _scaled_by_recipe),
     GROUPED: (GROUPED, _grouped),
+    **{
+        f"{name}.dtype{out}": (f"{name}.dtype", override)
+        for name, override in (
+            ("mm", _bare),
+            ("bmm", _bare),
+            ("addmm", _with_addend),
+            ("baddbmm", _with_addend),
+        )
+        for out in ("", "_out")
+    },
     **dict.fromkeys(
-        (
-            *(
-                f"{name}.dtype{out}"
-                for name in ("mm", "bmm", "addmm", "baddbmm")
-                for out in ("", "_out")
-            ),
-            *("_addmm_activation", "_addmm_activation.out", "addmv", "addmv.out", "addmv_"),
-        ),
+        ("_addmm_activation", "_addmm_activation.out", "addmv", "addmv.out", "addmv_"),
         (REFUSED, _refused),
     ),
 }

@@ -15,7 +15,8 @@ from outblas.torch_ops.aten_scaled import NOT_INVARIANT
 DTYPES = (torch.float16, torch.bfloat16)
 NOTHING = "nothing is multiplied"
 GROUPED = "_grouped_mm"
-BATCHED = ("bmm", "baddbmm", GROUPED)  # operators that multiply batches
+# Operators that multiply batches.
+BATCHED = ("bmm", "baddbmm", "bmm.dtype", "baddbmm.dtype", GROUPED)
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class Product:
     """A product that torch is asked for, as the `filter` of `enable` sees it.
 
     Attributes:
-        operator: `mm`, `addmm`, `bmm`, `baddbmm`, `_scaled_mm` or `_grouped_mm`.
+        operator: `mm`, `addmm`, `bmm` or `baddbmm`, with `.dtype` where torch is given an
+            `out_dtype`, `_scaled_mm` or `_grouped_mm`.
         batch: The number of products of this size; 1 for `mm`, `addmm` and `_scaled_mm`, and where
             a dimension is divided among groups.
         M: Rows of the result.
