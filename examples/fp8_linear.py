@@ -8,6 +8,7 @@ GPU of sm_90 torch multiplies the same fp8 numbers in float32.
 """
 
 import torch
+from torch.nn.functional import ScalingType
 
 import outblas
 
@@ -36,7 +37,8 @@ def main() -> None:
     # [multiply]
     x8, scale_x = by_rows(x)  # scales (rows, 1)
     w8, scale_w = by_rows(weight)  # once, when the model is loaded
-    operands = x8, w8.T, scale_x, scale_w.T
+    of_rows = ScalingType.RowWise
+    operands = x8, w8.T, scale_x, of_rows, scale_w.T, of_rows
     y = outblas.scaled_mm(*operands, bias=bias, activation="gelu")
     # [end]
     fast = outblas.scaled_mm(*operands, bias=bias, activation="gelu", use_fast_accum=True)

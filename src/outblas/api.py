@@ -178,10 +178,10 @@ def addmm(
             NVIDIA GPU.
         mat2: The right operand B: (K, N), of the dtype and on the device of `mat1`, with any
             strides.
-        alpha: The factor of the product: a Python or NumPy number, or a tensor without dimensions
-            that needs no gradient, whose value is fetched (which synchronizes with the GPU if it
-            is there). A complex number is accepted with complex operands only.
-        beta: The factor of `input`, of the same types as `alpha`.
+        beta: The factor of `input`: a Python or NumPy number, or a tensor without dimensions that
+            needs no gradient, whose value is fetched (which synchronizes with the GPU if it is
+            there). A complex number is accepted with complex operands only.
+        alpha: The factor of the product, of the same types as `beta`.
         out: The tensor to write the result to, as in `matmul`. It may be `input` itself, if there
             is no bias, activation, residual or aux.
         bias: Added to beta * input + alpha * (mat1 @ mat2), as in `matmul`.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.functional import ScalingType
 
 from outblas.call.errors import OperandError
 from outblas.call.problem import DTYPES, check_tensor
@@ -22,6 +23,7 @@ Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
 
 _RECIPE = "128x128"
+_OF_ROWS, _OF_WEIGHT = ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
 
 
 class FP8Linear(torch.nn.Module):
@@ -220,7 +222,11 @@ def _computed(rows: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) 
     values, scales = quantize(rows, "1x128")
     if bias is not None:
         bias = bias.detach().to(rows.dtype)  # the warm calls of `scaled_mm` need no gradients
-    return scaled_mm(values, weight.t(), scales, scale.t(), bias, out_dtype=rows.dtype)
+    return scaled_mm(
+        *(values, weight.t(), scales, _OF_ROWS, scale.t(), _OF_WEIGHT),
+        bias=bias,
+        output_dtype=rows.dtype,
+    )
 
 
 class _WithGradients(torch.autograd.Function):

@@ -52,7 +52,7 @@ def test_operands_have_the_names_of_torch(signature: Signature) -> None:
     assert [p.name for p in parameters if p.default is p.empty] == list(signature.operands)
 
 
-@pytest.mark.parametrize("name", ["grouped_mm"])
+@pytest.mark.parametrize("name", ["grouped_mm", "scaled_grouped_mm", "scaled_mm"])
 def test_parameters_are_those_of_torch_before_keywords_of_ours(name: str) -> None:
     theirs, ours = (
         [*inspect.signature(getattr(module, name)).parameters.values()]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.fp8 import with_recipes
 from torch import nn
 
 from outblas import patch, quantize, scaled_mm, unpatch
@@ -224,7 +225,7 @@ def test_unpatch_gives_layers_their_own_forward_back(theirs: list[Any]) -> None:
 
 # ---- fused MLPs
 FUSED = "gate and up are one product with swiglu, in fp8 for down"
-PRODUCTS: dict[str, Any] = {"out_dtype": torch.float8_e4m3fn, "out_recipe": "1x128"}
+PRODUCTS: dict[str, Any] = {"output_dtype": torch.float8_e4m3fn, "out_recipe": "1x128"}
 
 
 class MLP(nn.Module):
@@ -250,11 +251,15 @@ def two_products(mlp: Any, x: Tensor) -> Tensor:
     if mlp.gate.bias is not None:
         bias = torch.cat((mlp.gate.bias, mlp.up.bias)).float()
     inner, of_inner = scaled_mm(
-        values, weight.t(), scales, scale.t(), bias, **PRODUCTS, activation="swiglu"
+        *with_recipes(values, weight.t(), scales, scale.t()),
+        bias=bias,
+        **PRODUCTS,
+        activation="swiglu",
     )
     bias = None if mlp.down.bias is None else mlp.down.bias.to(x.dtype)
     of_down = mlp.down.weight_scale_inv.t()
-    y = scaled_mm(inner, mlp.down.weight.t(), of_inner, of_down, bias, out_dtype=x.dtype)
+    operands = with_recipes(inner, mlp.down.weight.t(), of_inner, of_down)
+    y = scaled_mm(*operands, bias=bias, output_dtype=x.dtype)
     return y.view(x.shape)
 
 

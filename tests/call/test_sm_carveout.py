@@ -204,10 +204,9 @@ def test_products_of_scaled_operands_are_limited(monkeypatch: pytest.MonkeyPatch
     a, b, one = torch.ones(16, 32).to(E4M3), torch.ones(48, 32).to(E4M3), torch.ones(())
     recipe = torch.nn.functional.ScalingType.TensorWise
 
-    outblas.scaled_mm(a, b.t(), one, one, sms=100)
-    outblas.scaled_mm(a, b.t(), one, recipe, one, recipe, sms=90)
+    outblas.scaled_mm(a, b.t(), one, recipe, one, recipe, sms=100)
 
-    assert planned.carveouts == [32, 42]
+    assert planned.carveouts == [32]
     assert get_sm_carveout() is None
 
 

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
+from torch.nn.functional import ScalingType
 
 import outblas
 from outblas import FallbackWarning, Kernel, OperandError
@@ -42,17 +43,23 @@ layer_output: Tensor = outblas.linear(a, b.T, bias, activation="silu")
 layer_output = outblas.linear(input=a, weight=b.T)
 scale = torch.ones(())
 eighths: Tensor = outblas.scaled_mm(
-    a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn), scale, scale, bias, use_fast_accum=True
-)
-eighths = outblas.scaled_mm(
-    a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn), scale, 0, scale, 0, bias=bias
+    a.to(torch.float8_e4m3fn),
+    b.to(torch.float8_e4m3fn),
+    scale,
+    ScalingType.TensorWise,
+    [scale],
+    [ScalingType.TensorWise],
+    bias=bias,
+    use_fast_accum=True,
 )
 rounded: tuple[Tensor, Tensor] = outblas.scaled_mm(
     a.to(torch.float8_e4m3fn),
     b.to(torch.float8_e4m3fn),
     scale,
+    ScalingType.TensorWise,
     scale,
-    out_dtype=torch.float8_e4m3fn,
+    ScalingType.TensorWise,
+    output_dtype=torch.float8_e4m3fn,
     out_recipe="1x128",
     out_power_of_two=True,
 )

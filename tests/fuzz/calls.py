@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-import inspect
+import math
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -79,22 +79,14 @@ NAMES = {  # of the operands of a function: in descriptions, in torch
     "matmul": {"a": "input", "b": "other"},
     "addmm": {"c": "input", "a": "mat1", "b": "mat2"},
     "linear": {"a": "input", "b": "weight", "bias": "bias"},
-    "scaled_mm": {"a": "input", "b": "mat2", "scale_a": "scale_a", "scale_b": "scale_b"},
+    "scaled_mm": {"a": "mat_a", "b": "mat_b"},
 }
 
 
-def passed(spec: dict, t: dict, *, by_torch: bool = False) -> tuple[list, dict]:
-    """The operands of a public function, by place or by name: torch's, or what outblas
-    calls them.
-    """
-    names = {name: other for name, other in NAMES[spec["call"]].items() if name in t}
-    style = spec.get("names")
-    if style is None:
-        return [t[name] for name in names], {}
-    if style == "ours" and not by_torch:
-        parameters = list(inspect.signature(getattr(outblas, spec["call"])).parameters)
-        names = dict(zip(NAMES[spec["call"]], parameters, strict=False))
-    return [], {names[name]: t[name] for name in NAMES[spec["call"]] if name in t}
+def passed(spec: dict, t: dict) -> tuple[list, dict]:
+    """The operands of a public function, by place or by name."""
+    named = {other: t[name] for name, other in NAMES[spec["call"]].items() if name in t}
+    return ([], named) if spec.get("names") else ([*named.values()], {})
 
 
 def dtype_of(spec: dict) -> torch.dtype | None:
@@ -137,8 +129,37 @@ def by_outblas(spec: dict, t: dict) -> Any:
     how |= {n: spec[n] for n in options if n in spec}
     how |= {n: scalar(spec[n], 1) for n in ("alpha", "beta") if n in spec}
     if "out_dtype" in spec:
-        how["out_dtype"] = dtype_of(spec)
+        how["output_dtype" if name == "scaled_mm" else "out_dtype"] = dtype_of(spec)
+    if name == "scaled_mm":
+        how |= with_recipes(spec, t)
     return getattr(outblas, name)(*positional, **how)
+
+
+def with_recipes(spec: dict, t: dict) -> dict[str, Any]:
+    """The scales of a description, with the recipes that their shapes tell, as torch's public
+    function takes them.
+    """
+    shapes = {name: list(tensor["shape"]) for name, tensor in spec["tensors"].items()}
+    (rows, *_, terms), (*_, columns) = ([*shapes[name], 1, 1][:2] for name in ("a", "b"))
+    of_a, of_b = shapes["scale_a"], shapes["scale_b"]
+    kinds = ["TensorWise" if math.prod(shape) == 1 else "RowWise" for shape in (of_a, of_b)]
+    if not all(
+        kind == "TensorWise" or shape == by_row
+        for kind, shape, by_row in zip(kinds, (of_a, of_b), ([rows, 1], [1, columns]), strict=True)
+    ):
+        blocks = -(-terms // BLOCK)
+        square_b = [blocks, -(-columns // BLOCK)]
+        kinds = [
+            "BlockWise1x128" if of_a == [rows, blocks] else "BlockWise128x128",
+            "BlockWise128x128" if of_b == square_b else "BlockWise1x128",
+        ]
+    turned = [kinds[0] == "BlockWise128x128", kinds[1] == "BlockWise1x128"]
+    how: dict[str, Any] = {}
+    for operand, kind, turn in zip("ab", kinds, turned, strict=True):
+        scale = t[f"scale_{operand}"]
+        how[f"scale_{operand}"] = scale.t() if turn and isinstance(scale, Tensor) else scale
+        how[f"scale_recipe_{operand}"] = getattr(F.ScalingType, kind)
+    return how
 
 
 def by_operator(spec: dict, t: dict) -> Any:
@@ -240,7 +261,7 @@ def plain(spec: dict, t: dict) -> Any:
     how = {"out": t["out"]} if "out" in t else {}
     if name == "gemm":
         name = "addmm" if "c" in t else "matmul"
-    positional, named = passed(spec | {"call": name}, t, by_torch=True)
+    positional, named = passed(spec | {"call": name}, t)
     if name == "addmm" and spec["call"].startswith("op."):  # as operators read their arguments
         scalars = {n: scalar(spec.get(n), 1) for n in ("beta", "alpha")}
         addmm = torch.ops.aten.addmm.out if how else torch.ops.aten.addmm

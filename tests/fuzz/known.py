@@ -404,7 +404,7 @@ KNOWN = [
     ),
     Known(
         "dtypes of scaled_mm",
-        says(r"\w+: out_dtype is torch\.\w+, expected one of", BOTH, ("scaled_mm",)),
+        says(r"\w+: output_dtype is torch\.\w+, expected one of", BOTH, ("scaled_mm",)),
         call("scaled_mm", FP8, out_dtype="float8_e4m3fn"),
     ),
 ]

@@ -239,7 +239,7 @@ class Maker:
             spec["default_dtype"] = rng.choice(["float64", "bfloat16"])
         if not name.startswith("op.") and name not in ("Linear", "patch"):
             if self.chance(0.15):
-                spec["names"] = rng.choice(["ours", "torch"])
+                spec["names"] = True
             if self.chance(0.06) and "out" not in t and "aux" not in t and base != "scaled_mm":
                 spec["batch_invariant"] = False
         transform = pick(rng, TRANSFORMS)

@@ -52,6 +52,13 @@ launcher.slower_reason = lambda problem, tune: None  # float32 products take ker
 torch.manual_seed(0)
 CUDA = torch.device("cuda")
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
+TYPES = torch.nn.functional.ScalingType
+RECIPES = {
+    "1x128": TYPES.BlockWise1x128,
+    "128x128": TYPES.BlockWise128x128,
+    "rowwise": TYPES.RowWise,
+    "tensorwise": TYPES.TensorWise,
+}
 K, N = 512, 512
 
 def random(*shape):
@@ -83,14 +90,20 @@ for of_a, of_b, fast in (
 ):
     (x, s, wide), (y, t, wide_y) = quantized(a, of_a), quantized(w, of_b)
     added = bias if of_a == "tensorwise" else None
-    got = outblas.scaled_mm(x, y.t(), s, t.t(), added, use_fast_accum=fast)
+    recipes = RECIPES[of_a], RECIPES[of_b]
+    got = outblas.scaled_mm(
+        x, y.t(), s, recipes[0], t.t(), recipes[1], bias=added, use_fast_accum=fast
+    )
     wanted = wide @ wide_y.T + (0 if added is None else added.float())
     check(of_a, got, wanted)
 
 x, s, wide = quantized(random(256, K), "1x128")
 y, t, wide_y = quantized(random(1024, K), "128x128")
 values, scales = outblas.scaled_mm(
-    x, y.t(), s, t.t(), activation="swiglu", out_dtype=E4M3, out_recipe="1x128"
+    *(x, y.t(), s, RECIPES["1x128"], t.t(), RECIPES["128x128"]),
+    activation="swiglu",
+    output_dtype=E4M3,
+    out_recipe="1x128",
 )
 wanted = gated(wide @ wide_y.T)
 near = values.float() * scales.repeat_interleave(128, 1)
@@ -108,7 +121,8 @@ check("groups", outblas.grouped_mm(a, experts.mT, offs=offs), by_group(a.float()
 got = outblas.grouped_mm(a, experts.mT, offs=offs, a_index=index, activation="swiglu")
 check("gathered", got, gated(by_group(a.float()[index], experts.float())))
 (x, s, wide), (y, t, wide_y) = quantized(a, "1x128"), quantized(experts, "128x128")
-got = outblas.scaled_grouped_mm(x, y.mT, s, t.mT, offs=offs)
+recipes = RECIPES["1x128"], RECIPES["128x128"]
+got = outblas.scaled_grouped_mm(x, y.mT, s, recipes[0], t.mT, recipes[1], offs=offs)
 check("fp8 groups", got, by_group(wide, wide_y))
 
 # What Triton compiled before

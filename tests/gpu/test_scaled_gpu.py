@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from support.fp8 import BY_ROW, E4M3, E5M2, ORDERS, SQUARE, block_scale, fp8_operands, scaled
+from support.fp8 import (
+    BY_ROW,
+    E4M3,
+    E5M2,
+    ORDERS,
+    SQUARE,
+    block_scale,
+    fp8_operands,
+    scaled,
+    with_recipes,
+)
 from support.scaled_tiles import RECIPES, ScaledProduct, assert_same
 
 import outblas
@@ -24,7 +34,7 @@ scaled_mm: Any = outblas.scaled_mm
 pytestmark = [pytest.mark.gpu, pytest.mark.sm90, pytest.mark.timeout(600)]
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
-TO_FP8: dict[str, Any] = {"out_dtype": E4M3, "out_recipe": "1x128"}
+TO_FP8: dict[str, Any] = {"output_dtype": E4M3, "out_recipe": "1x128"}
 ONE_CONSUMER = "consumers=1,cluster_m=1,producer_registers=0,consumer_registers=0"
 THREE = "tile_m=192,consumers=3,cluster_m=1,producer_registers=32,consumer_registers=160"
 SINGLE = {
@@ -156,12 +166,12 @@ def operands(M: int, columns: int, K: int, recipe: str, a: torch.dtype = E4M3) -
 
 
 def to_fp8(*tensors: Any, **options: Any) -> Any:
-    return scaled_mm(*tensors, **TO_FP8, **options)
+    return scaled_mm(*with_recipes(*tensors), **TO_FP8, **options)
 
 
 def quantized_after(*tensors: Any, power_of_two: bool = False, **options: Any) -> Any:
     """The result in float32, quantized by another kernel."""
-    x = scaled_mm(*tensors, out_dtype=F32, **options)
+    x = scaled_mm(*with_recipes(*tensors), output_dtype=F32, **options)
     return outblas.quantize(x, "1x128", power_of_two=power_of_two)
 
 
@@ -196,7 +206,7 @@ def test_results_are_exact_and_in_fp8_those_of_two_kernels(
         a, b, scale_a, scale_b = tensors
         quantizing.clear()
 
-        wide = scaled_mm(*tensors, out_dtype=F32, activation=activation)
+        wide = scaled_mm(*with_recipes(*tensors), output_dtype=F32, activation=activation)
         fp8 = to_fp8(*tensors, activation=activation)
 
         if recipe in RECIPES:
@@ -225,7 +235,7 @@ def test_the_rule_quantizes_by_one_kernel_or_by_two(shape: tuple[int, int, int])
 def test_pairs_may_end_inside_of_a_block(M: int) -> None:
     product = ScaledProduct(M, 1000, 640, activation="reglu")
 
-    out = scaled_mm(*product.operands, out_dtype=F32, activation="reglu")
+    out = scaled_mm(*with_recipes(*product.operands), output_dtype=F32, activation="reglu")
 
     assert torch.equal(out, product.activated(product.sums()))
 
@@ -270,7 +280,7 @@ def test_scales_of_any_strides(order: str, recipe: str) -> None:
         scale_a = block_scale(M, K, BY_ROW, order, "cuda")
         scale_b = block_scale(N, K, recipe, order, "cuda")
 
-        out = scaled_mm(a, b, scale_a, scale_b.t(), out_dtype=F32)
+        out = scaled_mm(*with_recipes(a, b, scale_a, scale_b.t()), output_dtype=F32)
 
         expected = scaled(a, scale_a, BY_ROW) @ scaled(b.t(), scale_b, recipe).t()
         assert torch.equal(out, expected.float())

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.fp8 import with_recipes
 from support.scaled_tiles import ScaledProduct
 
 import outblas
@@ -37,8 +38,8 @@ def product(M: int, N: int, K: int) -> Call:
 
 def scaled() -> Call:
     scaled_mm: Any = outblas.scaled_mm
-    operands = ScaledProduct(3000, 1024, 640).operands
-    return lambda: scaled_mm(*operands, out_dtype=torch.float32)
+    operands = with_recipes(*ScaledProduct(3000, 1024, 640).operands)
+    return lambda: scaled_mm(*operands, output_dtype=torch.float32)
 
 
 def experts() -> Call:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.fp8 import RECIPES, with_recipes
 
 import outblas
 from outblas.base import configs, machines, registry
@@ -35,17 +36,17 @@ def half(*shape: int) -> torch.Tensor:
 
 
 def scaled(M: int, scale_a: torch.Tensor, scale_b: torch.Tensor, **how: Any) -> Any:
-    return outblas.scaled_mm(fp8(M, K), fp8(N, K).t(), scale_a, scale_b, **how)
+    return outblas.scaled_mm(*with_recipes(fp8(M, K), fp8(N, K).t(), scale_a, scale_b), **how)
 
 
 def in_blocks(M: int, of_a: str, of_b: str, **how: Any) -> Any:
     a, scale_a = outblas.quantize(torch.ones(M, K), of_a)
     b, scale_b = outblas.quantize(torch.ones(N, K), of_b)
-    return outblas.scaled_mm(a, b.t(), scale_a, scale_b.t(), **how)
+    return outblas.scaled_mm(*with_recipes(a, b.t(), scale_a, scale_b.t()), **how)
 
 
 WIDE: dict[str, Any] = {"out_dtype": torch.float32}
-TO_FP8: dict[str, Any] = {"out_dtype": E4M3, "out_recipe": "1x128"}
+TO_FP8: dict[str, Any] = {"output_dtype": E4M3, "out_recipe": "1x128"}
 CALLS: dict[str, tuple[Callable[[int], Any], str]] = {
     "tensorwise": (lambda M: scaled(M, ONE, ONE), "fp8-e4m3 nt tensorwise"),
     "rowwise": (
@@ -145,7 +146,8 @@ def experts(M: int, F: int) -> Any:
 def scaled_groups(M: int, shape: tuple[int, ...], **how: Any) -> Any:
     a, scale_a = outblas.quantize(torch.ones(*shape), "1x128")
     b, scale_b = outblas.quantize(torch.ones(3, N, K), "128x128")
-    return outblas.scaled_grouped_mm(a, b.mT, scale_a, scale_b.mT, **how)
+    recipes = RECIPES["1x128"], RECIPES["128x128"]
+    return outblas.scaled_grouped_mm(a, b.mT, scale_a, recipes[0], scale_b.mT, recipes[1], **how)
 
 
 def scaled_terms(terms: int) -> Any:
@@ -153,7 +155,8 @@ def scaled_terms(terms: int) -> Any:
     a, scale_a = outblas.quantize(torch.ones(K, terms), "1x128")
     b, scale_b = outblas.quantize(torch.ones(N, terms), "1x128")
     ends = rows(terms // 128) * 128
-    return outblas.scaled_grouped_mm(a, b.mT, scale_a, scale_b.mT, offs=ends)
+    recipe = RECIPES["1x128"]
+    return outblas.scaled_grouped_mm(a, b.mT, scale_a, recipe, scale_b, recipe, offs=ends)
 
 
 GROUPS: dict[str, tuple[Callable[[int], Any], list[str]]] = {
@@ -194,7 +197,7 @@ GROUPS: dict[str, tuple[Callable[[int], Any], list[str]]] = {
         ["256x512x384 fp8-e4m3 nt swiglu 1x128:128x128 groups:3"],
     ),
     "places in fp8": (
-        lambda M: scaled_groups(M, (3, M, K), counts=rows(M), out_dtype=torch.float32),
+        lambda M: scaled_groups(M, (3, M, K), counts=rows(M), output_dtype=torch.float32),
         ["256x512x384 fp8-e4m3 nt 1x128:128x128 to-float32 groups:3:masked"],
     ),
     "terms in fp8": (scaled_terms, ["256x512x384 fp8-e4m3 nt 1x128 groups:3:terms"]),

@@ -8,6 +8,8 @@ import torch
 
 import outblas
 
+from .fp8 import ALL, BY_ROW, RECIPES, SQUARE
+
 Tensor = torch.Tensor
 E4M3 = torch.float8_e4m3fn
 
@@ -104,15 +106,21 @@ def calls(
     a, b, w, bias = integers(M, K), integers(K, N), integers(N, K), integers(N)
     flops = 2 * M * N * K
     N8, K8 = 8 * size, 16 * size
-    operands8 = integers(M, K8, dtype=E4M3), integers(N8, K8, dtype=E4M3).t(), ones(), ones()
+    operands8 = integers(M, K8, dtype=E4M3), integers(N8, K8, dtype=E4M3).t()
+    scales8 = {"scale_a": ones(), "scale_b": ones()}
+    whole = dict.fromkeys(("scale_recipe_a", "scale_recipe_b"), RECIPES[ALL])
     numbers = fractions(M, 200 * size)
-    to_fp8 = {"out_dtype": E4M3, "out_recipe": "1x128"}
+    to_fp8 = {"output_dtype": E4M3, "out_recipe": "1x128"}
     flops8 = 2 * M * N8 * K8
     H, F = 8 * size, 16 * size
     rows, batch, experts = integers(M, H), integers(2, M, H), integers(2, H, F)
     offs, of_counts = places(2 * size, M), {"counts": places(M, M)}
     blocks_of_terms, blocks_of_columns = (-(-n // 128) for n in (H, F))
-    group_scales = ones(M, blocks_of_terms), ones(2, blocks_of_terms, blocks_of_columns)
+    group_scales = {
+        "scale_a": ones(M, blocks_of_terms),
+        "scale_b": ones(2, blocks_of_terms, blocks_of_columns),
+    }
+    in_blocks = {"scale_recipe_a": RECIPES[BY_ROW], "scale_recipe_b": RECIPES[SQUARE]}
     flops_of_groups, ends = 2 * M * H * F, {"offs": offs}
     routes = torch.tensor([[0, 1]] * M, device=device)
     of_bf16 = {"dtype": torch.bfloat16}
@@ -128,12 +136,19 @@ def calls(
         "linear with an epilogue": FunctionCall(
             outblas.linear, (a, w, bias), "gemm", flops, {}, {"activation": "relu"}
         ),
-        "scaled_mm": FunctionCall(outblas.scaled_mm, operands8, "scaled_mm", flops8),
+        "scaled_mm": FunctionCall(
+            outblas.scaled_mm, operands8, "scaled_mm", flops8, scales8, whole
+        ),
         "scaled_mm with an epilogue": FunctionCall(
-            outblas.scaled_mm, operands8, "scaled_mm", flops8, addends, {"activation": "gelu"}
+            outblas.scaled_mm,
+            operands8,
+            "scaled_mm",
+            flops8,
+            scales8 | addends,
+            whole | {"activation": "gelu"},
         ),
         "scaled_mm to fp8": FunctionCall(
-            outblas.scaled_mm, operands8, "scaled_mm_quantized", flops8, {}, to_fp8
+            outblas.scaled_mm, operands8, "scaled_mm_quantized", flops8, scales8, whole | to_fp8
         ),
         "quantize": FunctionCall(
             outblas.quantize, (numbers,), "quantize", 0, {}, {"recipe": "1x128"}
@@ -173,10 +188,11 @@ def calls(
         ),
         "scaled_grouped_mm": FunctionCall(
             outblas.scaled_grouped_mm,
-            (rows.to(E4M3), experts.mT.contiguous().to(E4M3).mT, *group_scales),
+            (rows.to(E4M3), experts.mT.contiguous().to(E4M3).mT),
             "scaled_grouped_mm",
             flops_of_groups,
-            {"offs": offs, "bias": integers(2, F, **of_bf16)},
+            group_scales | {"offs": offs, "bias": integers(2, F, **of_bf16)},
+            in_blocks,
         ),
         "moe_mlp": FunctionCall(
             outblas.moe_mlp,
@@ -193,9 +209,10 @@ def calls(
 
 
 CALLS = calls()
-A8, B8, ONE, _ = CALLS["scaled_mm"].operands
+A8, B8 = CALLS["scaled_mm"].operands
+ONE = CALLS["scaled_mm"].tensors["scale_a"]
 BATCH, EXPERTS = CALLS["grouped_mm with counts"].operands
 COUNTS = CALLS["grouped_mm with counts"].tensors["counts"]
 ROWS, OFFS = CALLS["grouped_mm"].operands[0], CALLS["grouped_mm"].tensors["offs"]
-GROUP_SCALES = CALLS["scaled_grouped_mm"].operands[2:]
+GROUP_SCALES = tuple(CALLS["scaled_grouped_mm"].tensors.values())[:2]
 ROUTES, WEIGHTS = CALLS["moe_mlp"].operands[3:]

@@ -3,6 +3,9 @@
 from typing import Any
 
 import torch
+from torch.nn.functional import ScalingType
+
+from outblas.torch_ops import block_scales
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
@@ -30,6 +33,13 @@ def fp8_operands(
 
 BLOCK = 128
 BY_ROW, SQUARE = "1x128", "128x128"
+ROW, ALL = "rowwise", "tensorwise"
+RECIPES = {
+    BY_ROW: ScalingType.BlockWise1x128,
+    SQUARE: ScalingType.BlockWise128x128,
+    ROW: ScalingType.RowWise,
+    ALL: ScalingType.TensorWise,
+}
 ORDERS = "by rows", "by columns", "padded", "every second"  # how the elements of scales lie
 
 
@@ -63,3 +73,19 @@ def scaled(operand: torch.Tensor, scale: torch.Tensor, recipe: str) -> torch.Ten
     rows, terms = (torch.arange(n, device=operand.device) for n in operand.shape)
     each = scale[rows // BLOCK if recipe == SQUARE else rows][:, terms // BLOCK]
     return operand.double() * each.double()
+
+
+def with_recipes(
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor
+) -> tuple[Any, ...]:
+    """The first arguments of `scaled_mm` for scales that tell by their shapes what they are of, as
+    those of its operator.
+    """
+    (M, K), N = a.shape, b.shape[1]
+    pair = block_scales.recipes(M, N, K, scale_a, scale_b)
+    if pair is None:
+        kinds = [RECIPES[ALL if scale.numel() == 1 else ROW] for scale in (scale_a, scale_b)]
+        return a, b, scale_a, kinds[0], scale_b, kinds[1]
+    scale_a = scale_a.t() if pair[0] == SQUARE else scale_a
+    scale_b = scale_b.t() if pair[1] == BY_ROW else scale_b
+    return a, b, scale_a, RECIPES[pair[0]], scale_b, RECIPES[pair[1]]

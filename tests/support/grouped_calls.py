@@ -15,6 +15,8 @@ from outblas.call.grouped import Form, GroupedProblem, GroupedTensors
 from outblas.call.hooks import GroupedKernels
 from outblas.kernels import grouped as portable
 
+from .fp8 import BY_ROW, RECIPES, SQUARE
+
 Tensor = torch.Tensor
 
 FORMS: tuple[Form, ...] = ("ragged_m", "ragged_n", "ragged_k")
@@ -39,9 +41,21 @@ class GroupedCall:
         return self.options.get("activation") or ""
 
     def run(self, **more: Any) -> Tensor:
-        is_scaled = "scale_a" in self.tensors
-        function: Any = outblas.scaled_grouped_mm if is_scaled else outblas.grouped_mm
-        result: Tensor = function(**{**self.tensors, **self.options, **more})
+        result: Tensor
+        if "scale_a" not in self.tensors:
+            result = outblas.grouped_mm(**{**self.tensors, **self.options, **more})
+            return result
+        by_terms = self.form == "ragged_k"
+        recipes = {
+            "scale_recipe_a": RECIPES[BY_ROW],
+            "scale_recipe_b": RECIPES[BY_ROW if by_terms else SQUARE],
+        }
+        arguments: dict[str, Any] = {**recipes, **self.tensors, **self.options, **more}
+        if by_terms:  # then scales lie as B's columns are stored
+            arguments["scale_b"] = arguments["scale_b"].mT
+        if "out_dtype" in arguments:
+            arguments["output_dtype"] = arguments.pop("out_dtype")
+        result = outblas.scaled_grouped_mm(**arguments)
         return result
 
     def replaced(self, **tensors: Tensor) -> "GroupedCall":

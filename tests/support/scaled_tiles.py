@@ -14,7 +14,7 @@ from outblas.call.problem import problem as describe
 from outblas.hopper import gemm
 from outblas.torch_ops import eager_scaled
 
-from .fp8 import BY_ROW, E4M3, SQUARE, block_scale, fp8_operands, scaled
+from .fp8 import BY_ROW, E4M3, SQUARE, block_scale, fp8_operands, scaled, with_recipes
 from .gemm_problems import gemm_config
 
 Tensor = torch.Tensor
@@ -114,7 +114,8 @@ class ScaledProduct:
         """A result in fp8 has the bits of the result in float32, quantized by another kernel."""
         scaled_mm: Any = outblas.scaled_mm
         activation = self.activation or None
-        wide = scaled_mm(*self.operands, out_dtype=torch.float32, activation=activation)
+        operands = with_recipes(*self.operands)
+        wide = scaled_mm(*operands, output_dtype=torch.float32, activation=activation)
         expected = outblas.quantize(wide, "1x128")
         like = quantization.empty_scales((self.M, self.N), "1x128", wide.device)
         guarded_out = guarded((self.M, self.N), (self.N, 1), E4M3)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import vmap
 from torch.func import grad
+from torch.nn.functional import ScalingType
 
 from outblas import (
     FP8Linear,
@@ -149,7 +150,8 @@ ONE = torch.ones(())
 
 def quantized_product(x: Tensor) -> Tensor:
     values, scale = quantize(x, "1x128")
-    return scaled_mm(values, NARROW.t(), scale, ONE.view(1, 1))
+    recipes = ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
+    return scaled_mm(values, NARROW.t(), scale, recipes[0], ONE.view(1, 1), recipes[1])
 
 
 # Functions of a tensor of a size that the graph does not know, (u, 16), and of another one. Those
@@ -195,7 +197,9 @@ UNBACKED: dict[str, dict[str, Callable[[Tensor, Tensor], Tensor]]] = {
     "fp8": {
         "fp8 layer": lambda x, y: FP8_LAYER(x),
         "scaled_mm": lambda x, y: scaled_mm(
-            x.detach().to(NARROW.dtype), NARROW.t(), ONE, ONE, residual=y.bfloat16()
+            *(x.detach().to(NARROW.dtype), NARROW.t()),
+            *(ONE, ScalingType.TensorWise, ONE, ScalingType.TensorWise),
+            residual=y.bfloat16(),
         ),
         "scales of blocks": lambda x, y: quantized_product(x.detach()),
     },

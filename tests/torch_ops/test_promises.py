@@ -73,8 +73,8 @@ TANGENTS: dict[str, tuple[str, ...]] = {
 }
 OPERANDS: dict[str, tuple[str, ...]] = {
     "grouped_mm": ("mat_a", "mat_b"),
-    "scaled_grouped_mm": ("mat_a", "mat_b", "scale_a", "scale_b"),
-    "scaled_mm": ("a", "b", "scale_a", "scale_b"),
+    "scaled_grouped_mm": ("mat_a", "mat_b"),
+    "scaled_mm": ("mat_a", "mat_b"),
     "moe_mlp": ("x", "gate_up", "down", "expert_index", "expert_weights"),
     "quantize": ("x",),
 }
@@ -111,8 +111,8 @@ def test_a_tangent_is_refused(name: str, argument: str) -> None:
     [
         ("scaled_grouped_mm", "bias"),
         ("quantize", "x"),
-        *(("scaled_mm to fp8", each) for each in ("a", "b", "scale_a", "scale_b")),
-        *(("scaled_mm", each) for each in ("a", "b", "scale_a", "scale_b")),
+        *(("scaled_mm to fp8", each) for each in ("mat_a", "mat_b", "scale_a", "scale_b")),
+        *(("scaled_mm", each) for each in ("mat_a", "mat_b", "scale_a", "scale_b")),
     ],
 )
 def test_a_backward_pass_names_what_has_no_gradient(name: str, argument: str) -> None:

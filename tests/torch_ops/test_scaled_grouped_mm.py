@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support import portable_groups
-from support.fp8 import E4M3, E5M2
+from support.fp8 import E4M3, E5M2, RECIPES
 from support.grouped_calls import GroupedCall, check_close, check_equal, guarded
 from support.scaled_groups import FORMS, blocks, draw, scales
 
@@ -131,7 +131,11 @@ def test_no_row_and_no_column() -> None:
     offs = torch.tensor([0, 0], dtype=torch.int32)
     b = torch.ones(2, 16, 200).to(E4M3)
 
-    result = outblas.scaled_grouped_mm(b[0, :0, :16], b, scales(0, 1), scales(2, 1, 2), offs=offs)
+    result = outblas.scaled_grouped_mm(
+        *(b[0, :0, :16], b),
+        *(scales(0, 1), RECIPES["1x128"], scales(2, 1, 2), RECIPES["128x128"]),
+        offs=offs,
+    )
 
     assert result.shape == (0, 200)
 
@@ -192,13 +196,16 @@ WRONG: dict[str, tuple[GroupedCall, dict[str, Any]]] = {
     r"offs and counts are None, expected mat_a \(M, K\)": (MASKED, {"counts": None}),
     "mat_a.dtype is torch.float32, expected one of": (BESIDE, {"mat_a": torch.ones(43, 200)}),
     "mat_b.dtype is torch.float32, expected one": (BESIDE, {"mat_b": torch.ones(5, 200, 136)}),
-    "out_dtype is torch.int8, expected one of": (BESIDE, {"out_dtype": torch.int8}),
+    "output_dtype is torch.int8, expected one of": (BESIDE, {"out_dtype": torch.int8}),
     r"scale_a is torch.float32 of shape \(43, 3\) on cpu, expected torch.float32 of shape "
     r"\(43, 2\) on cpu": (BESIDE, {"scale_a": scales(43, 3)}),
     "scale_a is torch.float16 of shape": (BESIDE, {"scale_a": scales(43, 2).half()}),
     r"scale_b is .*136.* expected .* \(5, 2, 2\)": (BESIDE, {"scale_b": scales(5, 2, 136)}),
     r"scale_a is .* expected .* \(5, 17, 2\)": (MASKED, {"scale_a": scales(85, 2)}),
-    r"scale_b is .* expected .* \(4, 136\)": (OF_TERMS, {"scale_b": scales(4, 2)}),
+    r"scale_b.shape is \(2, 4\), expected \(136, 4\) with BlockWise1x128": (
+        OF_TERMS,
+        {"scale_b": scales(4, 2)},
+    ),
     r"bias is torch.float32 .* expected torch.bfloat16": (BESIDE, {"bias": torch.ones(5, 136)}),
     r"residual is .* \(43, 136\)": (BESIDE, {"residual": torch.ones(4, 136).bfloat16()}),
     "a_index is given, expected None beside counts": (MASKED, {"a_index": torch.arange(4)}),
@@ -213,8 +220,30 @@ WRONG: dict[str, tuple[GroupedCall, dict[str, Any]]] = {
     ),
     **{
         f"{name} is list, expected a torch.Tensor": (BESIDE, {name: [1]})
-        for name in ("mat_a", "mat_b", "scale_a", "scale_b", "offs", "bias")
+        for name in ("mat_a", "mat_b", "offs", "bias")
     },
+    **{
+        f"{name} is float, expected a torch.Tensor": (BESIDE, {name: [1.0]})
+        for name in ("scale_a", "scale_b")
+    },
+    "scale_recipe_a and scale_recipe_b are TensorWise and TensorWise, expected BlockWise1x128": (
+        BESIDE,
+        dict.fromkeys(("scale_recipe_a", "scale_recipe_b"), RECIPES["tensorwise"]),
+    ),
+    "expected BlockWise1x128 and BlockWise1x128 where mat_b has 2": (
+        OF_TERMS,
+        {"scale_recipe_b": RECIPES["128x128"]},
+    ),
+    r"contraction_dim is \(1, 0\), expected \(\) or \(1, 1\): the columns": (
+        BESIDE,
+        {"contraction_dim": (1, 0)},
+    ),
+    "use_fast_accum is True, expected False with scales of blocks": (
+        BESIDE,
+        {"use_fast_accum": True},
+    ),
+    "use_fast_accum is int, expected a bool": (BESIDE, {"use_fast_accum": 0}),
+    "output_dtype is NoneType, expected a torch.dtype": (BESIDE, {"out_dtype": None}),
 }
 
 

@@ -1,5 +1,5 @@
-"""fp8: `scaled_mm` in both of its forms, exactly, because scales are powers of two and operands
-small integers; its gradients; what it says of its arguments; and its warm calls.
+"""fp8: `scaled_mm`, exactly, because scales are powers of two and operands small integers; its
+gradients; what it says of its arguments; and its warm calls.
 """
 
 from collections.abc import Callable, Iterator
@@ -7,9 +7,21 @@ from typing import Any
 
 import pytest
 import torch
-from support.fp8 import BY_ROW, E4M3, E5M2, ORDERS, SQUARE, block_scale, fp8_operands, scaled
+from support.fp8 import (
+    ALL,
+    BY_ROW,
+    E4M3,
+    E5M2,
+    ORDERS,
+    RECIPES,
+    ROW,
+    SQUARE,
+    block_scale,
+    fp8_operands,
+    scaled,
+)
 from support.scaled_plans import product_of_pairs
-from torch.nn import functional
+from torch.nn.functional import ScalingType, SwizzleType
 
 from outblas import OperandError, scaled_mm
 from outblas.call import dispatch, launcher
@@ -24,14 +36,6 @@ devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=o
 Tensor = torch.Tensor
 Shape = tuple[int, int, int]
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
-Types: Any = functional.ScalingType  # type: ignore[attr-defined]
-ROW, ALL = "rowwise", "tensorwise"
-RECIPES = {
-    BY_ROW: Types.BlockWise1x128,
-    SQUARE: Types.BlockWise128x128,
-    ROW: Types.RowWise,
-    ALL: Types.TensorWise,
-}
 BLOCKS = [(BY_ROW, SQUARE), (BY_ROW, BY_ROW), (SQUARE, BY_ROW), (SQUARE, SQUARE)]
 PAIRS = [*BLOCKS, (ROW, ROW), (ROW, ALL), (ALL, ROW), (ALL, ALL)]
 
@@ -59,9 +63,12 @@ class Case:
         ]
         self.exact = wide[0] @ wide[1].t()
 
-    @property
-    def given(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return self.a, self.b, self.stored[0], self.stored[1].t()
+        # scales of square blocks, and of rows of B, lie the other way round
+        scale_a, scale_b = (
+            t.t() if recipe == SQUARE or (recipe == ROW and is_b) else t
+            for is_b, (t, recipe) in enumerate(zip(self.stored, pair, strict=True))
+        )
+        self.scales = scale_a, RECIPES[pair[0]], scale_b, RECIPES[pair[1]]
 
 
 def scale_of(rows: int, K: int, recipe: str, order: str = "by rows") -> Tensor:
@@ -105,11 +112,11 @@ def test_a_product_is_exact(shape: Shape, device: str) -> None:
         for order, formats in zip(ORDERS, FORMATS, strict=True):
             case = Case(shape, pair, device, order, formats)
             fast = pair not in BLOCKS and i % 2 == 0
-            a, b, *scales = case.given
+            a, b = case.a, case.b
             if order == "padded":  # which no kernel reads as they lie
                 a, b = a.t().contiguous().t(), b.contiguous()
 
-            got = scaled_mm(a, b, *scales, out_dtype=F32, use_fast_accum=fast)
+            got = scaled_mm(a, b, *case.scales, output_dtype=F32, use_fast_accum=fast)
 
             assert torch.equal(got.double(), case.exact), (pair, order, formats)
 
@@ -124,7 +131,13 @@ def test_an_epilogue_follows_the_scales_and_is_rounded_once(
     bias = torch.arange(-100, 164, device=device).to(dtype)
     residual = torch.arange(130, device=device).to(dtype).unsqueeze(1)
 
-    got = scaled_mm(*case.given, bias=bias, out_dtype=dtype, activation="relu", residual=residual)
+    got = scaled_mm(
+        *(case.a, case.b, *case.scales),
+        bias=bias,
+        output_dtype=dtype,
+        activation="relu",
+        residual=residual,
+    )
 
     want = (case.exact + bias.double()).relu() + residual.double()
     assert torch.equal(got, want.to(dtype))
@@ -133,7 +146,9 @@ def test_an_epilogue_follows_the_scales_and_is_rounded_once(
 @devices
 @pytest.mark.parametrize("shape", [(0, 16, 256), (8, 0, 256), (8, 16, 0)], ids=str)
 def test_an_empty_product_is_zero(shape: Shape, device: str) -> None:
-    got = scaled_mm(*Case(shape, (BY_ROW, SQUARE), device).given)
+    case = Case(shape, (BY_ROW, SQUARE), device)
+
+    got = scaled_mm(case.a, case.b, *case.scales)
 
     assert torch.equal(got, torch.zeros(shape[0], shape[1], device=device).bfloat16())
 
@@ -146,13 +161,14 @@ def test_promoted_sums_keep_their_error_and_fast_ones_have_at_most_torchs(K: int
     one, exact = torch.ones((), device="cuda"), a.double() @ b.double()
 
     def error(product: Callable[..., Tensor], fast: bool) -> float:
-        y = product(a, b, one, one, out_dtype=F32, use_fast_accum=fast)
+        given = a, b, one, ScalingType.TensorWise, one, ScalingType.TensorWise
+        y = product(*given, output_dtype=F32, use_fast_accum=fast)
         return float((y.double() - exact).norm() / exact.norm())
 
     promoted, fast = error(scaled_mm, False), error(scaled_mm, True)
 
     assert promoted < 1.5e-4
-    assert promoted < fast < 1.1 * error(torch._scaled_mm, True)
+    assert promoted < fast < 1.1 * error(torch.nn.functional.scaled_mm, True)
 
 
 @pytest.mark.parametrize("K", [1, 2, 3, 5, 64])
@@ -177,68 +193,47 @@ def test_words_of_rows_hold_the_same_values(K: int, stride: str) -> None:
     assert not bytes_of_rows[:, K:].any()
 
 
-# ---- the form of torch.nn.functional
+# ---- how a call may be written
 M, N, K = 6, 16, 32
 A = torch.randint(-4, 5, (M, K)).to(E4M3)
 B = torch.randint(-4, 5, (N, K)).to(E4M3).t()
 BIAS, RESIDUAL = torch.randint(-4, 5, (N,)).to(BF16), torch.randint(-4, 5, (M, N)).to(BF16)
 HALF = torch.tensor(0.5)
 ROWS, COLUMNS = torch.full((M, 1), 2.0), torch.full((1, N), 0.25)
-WHOLE = {"scale_recipe_a": Types.TensorWise, "scale_recipe_b": Types.TensorWise}
-NO_SWIZZLE: Any = functional.SwizzleType.NO_SWIZZLE  # type: ignore[attr-defined]
-
-
-def expected(scale_a: Tensor = HALF, scale_b: Tensor = HALF, **more: Any) -> Tensor:
-    return scaled_mm(A, B, scale_a, scale_b, **more)
-
-
-ONE = Types.TensorWise
-FORMS: dict[str, tuple[Callable[[], Tensor], Callable[[], Tensor]]] = {
-    "torch._scaled_mm by place": (
-        lambda: scaled_mm(A, B, HALF, HALF, BIAS, None, BF16, True),
-        lambda: expected(bias=BIAS, use_fast_accum=True),
+ONE = ScalingType.TensorWise
+PLAIN = {
+    "mat_a": A,
+    "mat_b": B,
+    "scale_a": HALF,
+    "scale_recipe_a": ONE,
+    "scale_b": HALF,
+    "scale_recipe_b": ONE,
+}
+BY_PLACE = (A, B, HALF, ONE, HALF, ONE, None, None, BIAS.half(), F16, (), True)
+CALLS_ALIKE: dict[str, tuple[Callable[[], Tensor], dict[str, Any]]] = {
+    "all of torch's arguments by place": (
+        lambda: scaled_mm(*BY_PLACE),
+        {"bias": BIAS.half(), "output_dtype": F16, "use_fast_accum": True},
     ),
-    "its operands by our names": (
-        lambda: scaled_mm(a=A, b=B, scale_a=HALF, scale_b=HALF),
-        lambda: expected(),
-    ),
-    "all of them by place": (
-        lambda: scaled_mm(
-            *(A, B, HALF, ONE, HALF, ONE, None, None, BIAS.half(), F16, (), True),
-        ),
-        lambda: expected(bias=BIAS.half(), out_dtype=F16, use_fast_accum=True),
-    ),
-    "by keyword": (
-        lambda: scaled_mm(
-            mat_a=A,
-            mat_b=B,
-            scale_a=ROWS,
-            scale_recipe_a=Types.RowWise,
-            scale_b=COLUMNS,
-            scale_recipe_b=Types.RowWise,
-        ),
-        lambda: expected(ROWS, COLUMNS),
-    ),
-    "lists of one": (
-        lambda: scaled_mm(A, B, [HALF], [ONE], [HALF], [ONE], [], []),
-        lambda: expected(),
-    ),
+    "lists of one": (lambda: scaled_mm(A, B, [HALF], [ONE], [HALF], [ONE], [], []), {}),
     "no swizzle": (
-        lambda: scaled_mm(A, B, HALF, ONE, HALF, ONE, NO_SWIZZLE, contraction_dim=(-1, 0)),
-        lambda: expected(),
+        lambda: scaled_mm(
+            A, B, HALF, ONE, HALF, ONE, SwizzleType.NO_SWIZZLE, contraction_dim=(-1, 0)
+        ),
+        {},
     ),
-    "with an epilogue": (
-        lambda: scaled_mm(A, B, HALF, ONE, HALF, ONE, bias=BIAS, activation="relu"),
-        lambda: expected(bias=BIAS, activation="relu"),
+    "a recipe that is an object of its own": (
+        lambda: scaled_mm(A, B, HALF, ScalingType(ONE.value), HALF, ONE),
+        {},
     ),
 }
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_a_form_computes_the_same_product(name: str) -> None:
-    written, as_ever = FORMS[name]
+@pytest.mark.parametrize("name", CALLS_ALIKE)
+def test_calls_are_written_as_those_of_torch(name: str) -> None:
+    call, arguments = CALLS_ALIKE[name]
 
-    assert torch.equal(written(), as_ever())
+    assert torch.equal(call(), scaled_mm(**PLAIN | arguments))
 
 
 def as_torch_wants(stored: Tensor, recipe: str, padded: bool) -> Tensor:
@@ -259,9 +254,9 @@ def test_scales_of_blocks_come_as_torch_wants_them(pair: tuple[str, str]) -> Non
             as_torch_wants(stored, recipe, padded)
             for stored, recipe in zip(case.stored, pair, strict=True)
         )
-        recipes = RECIPES[pair[0]], RECIPES[pair[1]]
+        _, recipe_a, _, recipe_b = case.scales
 
-        got = scaled_mm(case.a, case.b, scale_a, recipes[0], scale_b, recipes[1], output_dtype=F32)
+        got = scaled_mm(case.a, case.b, scale_a, recipe_a, scale_b, recipe_b, output_dtype=F32)
 
         assert torch.equal(got.double(), case.exact), (terms, padded)
 
@@ -307,7 +302,8 @@ class Differentiable:
         columns = 2 * N if activation in GATED else N
         # Sums of integers up to 2, which the tensor cores hold.
         self.a, self.b = fp8_operands(M, columns, K, device=device, most=2)
-        self.scales = HALF.to(device), torch.rand(1, columns, device=device) + 0.5
+        scales = HALF.to(device), torch.rand(1, columns, device=device) + 0.5
+        self.scales = scales[0], ONE, scales[1], ScalingType.RowWise
         self.activation, self.dtype = activation, dtype
         self.leaves = (
             torch.randn(columns, device=device).to(dtype).requires_grad_(),
@@ -316,11 +312,11 @@ class Differentiable:
         self.grad = torch.randn(N, M, device=device).to(dtype).t()
 
     def ours(self, bias: Tensor, residual: Tensor) -> Tensor:
-        how: dict[str, Any] = {"activation": self.activation, "out_dtype": self.dtype}
+        how: dict[str, Any] = {"activation": self.activation, "output_dtype": self.dtype}
         return scaled_mm(self.a, self.b, *self.scales, bias=bias, residual=residual, **how)
 
     def torchs(self, bias: Tensor, residual: Tensor) -> Tensor:
-        scale_a, scale_b = self.scales
+        scale_a, _, scale_b, _ = self.scales
         x = (scale_a * self.a.float()) @ (scale_b * self.b.float()) + bias.float()
         return apply(x, self.activation or "", residual.float()).to(self.dtype)
 
@@ -371,74 +367,72 @@ def test_compiled_calls_have_gradients_and_eager_ones_second_derivatives(
     )
 
 
-# ---- what is refused: arguments of the first form, beside 200x300x400 with scales of blocks
+# ---- what is refused: beside plain arguments, and 200x300x400 with scales of blocks
 WIDE_A, WIDE_B = fp8_operands(200, 300, 400)
-IN_BLOCKS = {"scale_a": torch.ones(200, 4), "scale_b": torch.ones(4, 3)}
-PLAIN = {"input": A, "mat2": B, "scale_a": HALF, "scale_b": HALF}
-LARGE = {"input": WIDE_A, "mat2": WIDE_B} | IN_BLOCKS
-RECIPE = {"mat_a": A, "mat_b": B, "scale_a": HALF, "scale_b": HALF} | WHOLE
-RECIPE_BLOCKS = {"scale_recipe_a": RECIPES[BY_ROW], "scale_recipe_b": RECIPES[SQUARE]}
+ROW_BLOCKS, SQUARE_BLOCKS = RECIPES[BY_ROW], RECIPES[SQUARE]
+IN_BLOCKS = {"scale_recipe_a": ROW_BLOCKS, "scale_recipe_b": SQUARE_BLOCKS}
+LARGE = (
+    {"mat_a": WIDE_A, "mat_b": WIDE_B, "scale_a": torch.ones(200, 4), "scale_b": torch.ones(4, 3)}
+) | IN_BLOCKS
 REFUSED: dict[str, dict[str, Any]] = {
-    "input.dtype is torch.float32, expected one of torch.float8_e4m3fn": PLAIN
-    | {"input": torch.ones(M, K)},
-    r"input.shape\[1\] is 32 but mat2.shape\[0\] is 64": PLAIN
-    | {"mat2": fp8_operands(4, N, 64)[1]},
-    r"scale_a.shape is \(16, 1\), expected one element or \(6, 1\), or": PLAIN
-    | {"scale_a": torch.ones(16, 1)},
+    "mat_a.dtype is torch.float32, expected one of torch.float8_e4m3fn": PLAIN
+    | {"mat_a": torch.ones(M, K)},
+    r"mat_a.shape\[1\] is 32 but mat_b.shape\[0\] is 64": PLAIN
+    | {"mat_b": fp8_operands(4, N, 64)[1]},
+    "mat_a has 1 dimensions, expected 2": PLAIN | {"mat_a": A[0]},
+    r"scale_a.shape is \(16, 1\), expected \(6, 1\) with RowWise": PLAIN
+    | {"scale_a": torch.ones(16, 1), "scale_recipe_a": RECIPES[ROW]},
+    r"scale_b.shape is \(\), expected \(1, 16\) with RowWise": PLAIN
+    | {"scale_recipe_b": RECIPES[ROW]},
+    r"scale_a.shape is \(6, 1\), expected one element with TensorWise": PLAIN | {"scale_a": ROWS},
     "scale_b is torch.float16": PLAIN | {"scale_b": HALF.half()},
-    "out_dtype is torch.float64, expected one of torch.bfloat16": PLAIN
-    | {"out_dtype": torch.float64},
+    "output_dtype is torch.float64, expected one of torch.bfloat16": PLAIN
+    | {"output_dtype": torch.float64},
     "bias.dtype is torch.float32, expected torch.bfloat16": PLAIN | {"bias": torch.ones(N)},
-    "scale_result is given, expected None": PLAIN | {"scale_result": HALF},
-    r"scale_a.shape is \(200, 3\), expected one element or \(200, 1\), or \(200, 4\) or \(2, 4\) "
-    "with blocks of 128": LARGE | {"scale_a": torch.ones(200, 3)},
-    r"scale_b.shape is \(3, 4\), expected one element or \(1, 300\), or \(4, 300\) or \(4, 3\)": (
+    r"scale_a.shape is \(200, 3\), expected \(200, 4\) with BlockWise1x128": LARGE
+    | {"scale_a": torch.ones(200, 3)},
+    r"scale_a.shape is \(2, 4\), expected \(4, 2\) with BlockWise128x128": LARGE
+    | {"scale_a": torch.ones(2, 4), "scale_recipe_a": SQUARE_BLOCKS},
+    r"scale_b.shape is \(3, 4\), expected \(4, 3\) with BlockWise128x128": (
         LARGE | {"scale_b": torch.ones(3, 4)}
     ),
-    r"scale_b.shape is \(\), expected \(4, 300\) or \(4, 3\), because scale_a has blocks": LARGE
-    | {"scale_b": HALF},
-    r"scale_a.shape is \(200, 1\), expected \(200, 4\) or \(2, 4\), because scale_b has blocks": (
-        LARGE | {"scale_a": torch.ones(200, 1)}
-    ),
+    r"scale_b.shape is \(4, 300\), expected \(300, 4\) with BlockWise1x128": LARGE
+    | {"scale_b": torch.ones(4, 300), "scale_recipe_b": ROW_BLOCKS},
+    r"scale_b.shape is \(\), expected \(4, 1\) or \(1, 1\) with BlockWise128x128": PLAIN
+    | IN_BLOCKS
+    | {"scale_a": ROWS},
     "scale_a is torch.float64 on cpu, expected torch.float32 on cpu": LARGE
     | {"scale_a": torch.ones(200, 4).double()},
     "use_fast_accum is True, expected False with scales of blocks": LARGE
     | {"use_fast_accum": True},
-    # the form of torch.nn.functional
-    "scale_recipe_a is BlockWise1x32, expected one of TensorWise, RowWise, BlockWise1x128": RECIPE
-    | {"scale_recipe_a": Types.BlockWise1x32},
-    "scale_recipe_b is TensorWise, expected BlockWise1x128 or BlockWise128x128 with": RECIPE
-    | {"scale_recipe_a": RECIPES[BY_ROW]},
-    "scale_recipe_b is BlockWise128x128, expected TensorWise or RowWise with TensorWise": RECIPE
-    | {"scale_recipe_b": RECIPES[SQUARE]},
-    "use_fast_accum is True, expected False with scales": RECIPE
-    | RECIPE_BLOCKS
-    | {"use_fast_accum": True},
-    r"scale_a.shape is \(\), expected \(6, 1\) with BlockWise1x128": RECIPE | RECIPE_BLOCKS,
-    r"scale_b.shape is \(\), expected \(4, 1\) or \(1, 1\) with BlockWise128x128": RECIPE
-    | RECIPE_BLOCKS
-    | {"scale_a": ROWS},
-    "scale_recipe_a has 2 entries, expected one": RECIPE | {"scale_recipe_a": [ONE, ONE]},
-    "swizzle_b is SWIZZLE_32_4_4, expected NO_SWIZZLE or None": RECIPE
-    | {"swizzle_b": functional.SwizzleType.SWIZZLE_32_4_4},  # type: ignore[attr-defined]
-    r"scale_a.shape is \(6, 1\), expected one element with TensorWise": RECIPE | {"scale_a": ROWS},
-    r"scale_b.shape is \(\), expected \(1, 16\) with RowWise": RECIPE
-    | {"scale_recipe_b": Types.RowWise},
-    r"contraction_dim is \(0, 1\), expected \(\) or \(1, 0\)": RECIPE | {"contraction_dim": (0, 1)},
+    "scale_recipe_a is BlockWise1x32, expected one of TensorWise, RowWise, BlockWise1x128": PLAIN
+    | {"scale_recipe_a": ScalingType.BlockWise1x32},
+    "scale_recipe_b is TensorWise, expected BlockWise1x128 or BlockWise128x128 with": PLAIN
+    | {"scale_recipe_a": ROW_BLOCKS},
+    "scale_recipe_b is BlockWise128x128, expected TensorWise or RowWise with TensorWise": PLAIN
+    | {"scale_recipe_b": SQUARE_BLOCKS},
+    "scale_recipe_a has 2 entries, expected one": PLAIN | {"scale_recipe_a": [ONE, ONE]},
+    "scale_b has 2 entries, expected one": PLAIN | {"scale_b": [HALF, HALF]},
+    "swizzle_b is SWIZZLE_32_4_4, expected NO_SWIZZLE or None": PLAIN
+    | {"swizzle_b": SwizzleType.SWIZZLE_32_4_4},
+    r"contraction_dim is \(0, 1\), expected \(\) or \(1, 0\)": PLAIN | {"contraction_dim": (0, 1)},
+    r"contraction_dim is \(1,\), expected": PLAIN | {"contraction_dim": (1,)},
 }
 BAD_TYPES: dict[str, dict[str, Any]] = {
-    "input is NoneType, expected a torch.Tensor": {"input": None},
-    "mat2 is list, expected a torch.Tensor": {"mat2": [1.0]},
+    "mat_a is NoneType, expected a torch.Tensor": {"mat_a": None},
+    "mat_b is list, expected a torch.Tensor": {"mat_b": [1.0]},
     "scale_a is float, expected a torch.Tensor": {"scale_a": 1.0},
     "scale_b is NoneType, expected a torch.Tensor": {"scale_b": None},
     "bias is float, expected a torch.Tensor": {"bias": 1.0},
-    "out_dtype is str, expected a torch.dtype": {"out_dtype": "bfloat16"},
-    "out_dtype is list, expected a torch.dtype": {"out_dtype": []},
+    "output_dtype is str, expected a torch.dtype": {"output_dtype": "bfloat16"},
+    "output_dtype is list, expected a torch.dtype": {"output_dtype": []},
     "use_fast_accum is int, expected a bool": {"use_fast_accum": 1},
     "activation is int, expected a str": {"activation": 3},
-    r"scaled_mm\(\) got 'input' twice, the second time as 'a'": {"a": A},
-    r"scaled_mm\(\) got an unexpected keyword argument 'weight'": {"weight": A},
-    "scale_recipe_b is str, expected a member of torch's": WHOLE | {"scale_recipe_b": "RowWise"},
+    r"scaled_mm\(\) got an unexpected keyword argument 'out_dtype'": {"out_dtype": BF16},
+    "scale_recipe_b is str, expected a member of torch.nn.functional.ScalingType": {
+        "scale_recipe_b": "RowWise"
+    },
+    "swizzle_a is int, expected a member of torch.nn.functional.SwizzleType": {"swizzle_a": 0},
 }
 
 
@@ -450,9 +444,8 @@ def test_bad_input_names_the_argument(message: str) -> None:
 
 @pytest.mark.parametrize("message", BAD_TYPES)
 def test_arguments_of_a_wrong_type(message: str) -> None:
-    changes = BAD_TYPES[message]
     with pytest.raises(TypeError, match=message):
-        scaled_mm(**(RECIPE if "scale_recipe_b" in changes else PLAIN) | changes)
+        scaled_mm(**PLAIN | BAD_TYPES[message])
 
 
 # ---- warm calls: a stand-in has the kernel's place on the CPU
@@ -490,24 +483,29 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
 
 
 BLOCKS_A, BLOCKS_B = block_scale(200, 400, BY_ROW), block_scale(300, 400, SQUARE).t()
-BY_COLUMNS = block_scale(300, 400, BY_ROW).t()
+BY_COLUMNS = block_scale(300, 400, BY_ROW)
 # Names with the formats of the problem.
 CALLS: dict[str, tuple[dict[str, Any], str]] = {
     "plain": (PLAIN | {"scale_b": torch.tensor(2.0)}, "promoted"),
     "one scale for both": (PLAIN, "promoted"),
-    "scales of rows and columns": (PLAIN | {"scale_a": ROWS, "scale_b": COLUMNS}, "promoted"),
+    "scales of rows and columns": (
+        PLAIN
+        | {"scale_a": ROWS, "scale_recipe_a": RECIPES[ROW]}
+        | {"scale_b": COLUMNS, "scale_recipe_b": RECIPES[ROW]},
+        "promoted",
+    ),
     "all of an epilogue": (
         PLAIN | {"bias": BIAS, "activation": "gelu", "residual": RESIDUAL},
         "promoted",
     ),
     "fast sums": (PLAIN | {"use_fast_accum": True}, ""),
-    "fp32 out": (PLAIN | {"out_dtype": F32}, "promoted"),
+    "fp32 out": (PLAIN | {"output_dtype": F32}, "promoted"),
     "scales of blocks": (
         LARGE | {"scale_a": BLOCKS_A, "scale_b": BLOCKS_B},
         "promoted 1x128 128x128",
     ),
     "scales of blocks by columns": (
-        LARGE | {"scale_a": BLOCKS_A, "scale_b": BY_COLUMNS},
+        LARGE | {"scale_a": BLOCKS_A, "scale_b": BY_COLUMNS, "scale_recipe_b": ROW_BLOCKS},
         "promoted 1x128 1x128",
     ),
     "scales of blocks in another order": (
@@ -545,6 +543,12 @@ def test_a_wrong_argument_is_refused_when_its_like_is_warm(recorded: Recorded) -
     for fast in (False, True):
         scaled_mm(**plain | {"use_fast_accum": fast})
 
-    for name, wrong in (("use_fast_accum", 1), ("out_dtype", []), ("scale_a", 1.0)):
+    for name, wrong in (("use_fast_accum", 1), ("output_dtype", []), ("scale_a", 1.0)):
         with pytest.raises(TypeError, match=f"{name} is "):
             scaled_mm(**plain | {name: wrong})
+    with pytest.raises(OperandError, match="scale_recipe_a has 2 entries"):
+        scaled_mm(**plain | {"scale_recipe_a": [ONE, ONE]})
+    with pytest.raises(
+        OperandError, match=r"scale_a.shape is \(\), expected \(6, 1\) with RowWise"
+    ):
+        scaled_mm(**plain | {"scale_recipe_a": RECIPES[ROW]})

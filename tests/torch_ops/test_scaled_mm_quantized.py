@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.fp8 import E4M3, E5M2, fp8_operands
+from support.fp8 import E4M3, E5M2, fp8_operands, with_recipes
 from support.scaled_plans import product_of_pairs
 from torch.nn.functional import ScalingType
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 
 Tensor = torch.Tensor
 ONE = torch.ones(())
-FP8: dict[str, Any] = {"out_dtype": E4M3, "out_recipe": "1x128"}
+FP8: dict[str, Any] = {"output_dtype": E4M3, "out_recipe": "1x128"}
 
 
 def same_bits(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool:
@@ -42,7 +42,7 @@ def same_bits(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> 
 
 def composed(*given: Tensor, power_of_two: bool = False, **how: Any) -> tuple[Tensor, Tensor]:
     """What the result has to be."""
-    x = scaled_mm(*given, out_dtype=torch.float32, **how)
+    x = scaled_mm(*with_recipes(*given), output_dtype=torch.float32, **how)
     return quantize(x, "1x128", power_of_two=power_of_two)
 
 
@@ -53,7 +53,7 @@ def test_a_result_is_that_of_float32_quantized(M: int, N: int, power_of_two: boo
     a, b = fp8_operands(M, N, 272)
     rows, columns = torch.rand(M, 1) + 0.5, torch.rand(1, N) + 0.5
 
-    found = scaled_mm(a, b, rows, columns, **FP8, out_power_of_two=power_of_two)
+    found = scaled_mm(*with_recipes(a, b, rows, columns), **FP8, out_power_of_two=power_of_two)
 
     assert (found[0].shape, found[1].shape) == ((M, N), (M, -(-N // 128)))
     assert same_bits(found, composed(a, b, rows, columns, power_of_two=power_of_two))
@@ -72,7 +72,7 @@ def test_the_epilogue_comes_first(activation: Any) -> None:
         "use_fast_accum": True,
     }
 
-    found = scaled_mm(a, b, ONE, ONE, **FP8, **extra)
+    found = scaled_mm(*with_recipes(a, b, ONE, ONE), **FP8, **extra)
 
     assert found[0].shape == (40, 200)
     assert same_bits(found, composed(a, b, ONE, ONE, **extra))
@@ -91,9 +91,9 @@ def test_special_values_are_those_of_quantize() -> None:
     bias = torch.zeros(128)
     bias[9] = torch.inf
 
-    plain = scaled_mm(a8[2:4], b8, ONE, ONE, **FP8)
-    found = scaled_mm(a8, b8, ONE, ONE, **FP8)
-    with_bias = scaled_mm(a8[2:4], b8, ONE, ONE, bias, **FP8)
+    plain = scaled_mm(*with_recipes(a8[2:4], b8, ONE, ONE), **FP8)
+    found = scaled_mm(*with_recipes(a8, b8, ONE, ONE), **FP8)
+    with_bias = scaled_mm(*with_recipes(a8[2:4], b8, ONE, ONE), bias=bias, **FP8)
 
     assert same_bits(found, composed(a8, b8, ONE, ONE))
     assert found[0][[0, 1, 4, 5]].isnan().all()  # a sum of products with NaN and infinity
@@ -106,15 +106,11 @@ def test_special_values_are_those_of_quantize() -> None:
     assert torch.equal(with_bias[1], plain[1])
 
 
-def test_the_call_of_functional_has_it_too() -> None:
+def test_the_recipe_may_be_a_member_of_torchs_enumeration() -> None:
     a, b = fp8_operands(40, 192, 64)
-    whole = ScalingType.TensorWise
+    member = {"out_recipe": ScalingType.BlockWise1x128}
 
-    found = scaled_mm(
-        *(a, b, ONE, whole, ONE, whole),
-        output_dtype=E4M3,
-        out_recipe=ScalingType.BlockWise1x128,
-    )
+    found = scaled_mm(*with_recipes(a, b, ONE, ONE), **FP8 | member)
 
     assert same_bits(found, composed(a, b, ONE, ONE))
 
@@ -183,7 +179,8 @@ def test_the_kernel_or_quantize_makes_a_result(
     how: dict[str, Any] = {"activation": activation, "out_power_of_two": power_of_two}
 
     for _ in range(2):
-        assert same_bits(scaled_mm(a, b, rows, columns, bias, **FP8, **how), expected)
+        found = scaled_mm(*with_recipes(a, b, rows, columns), bias=bias, **FP8, **how)
+        assert same_bits(found, expected)
 
     (asked,) = kernel.asked
     assert asked.out_dtype is E4M3
@@ -199,7 +196,7 @@ def test_warm_calls_do_not_pass_the_operator(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor those that another kernel quantizes. Options make calls of their own."""
-    a, b = fp8_operands(40, 512, 160, most=2)
+    operands = with_recipes(*fp8_operands(40, 512, 160, most=2), ONE, ONE)
     called: list[Any] = []
     by_operator = module._by_operator
 
@@ -214,13 +211,13 @@ def test_warm_calls_do_not_pass_the_operator(
         {"activation": "swiglu"},
         {"use_fast_accum": True},
     ]
-    first = [scaled_mm(a, b, ONE, ONE, **FP8, **each) for each in options]
-    wide = scaled_mm(a, b, ONE, ONE, out_dtype=torch.float32)
+    first = [scaled_mm(*operands, **FP8, **each) for each in options]
+    wide = scaled_mm(*operands, output_dtype=torch.float32)
     calls = len(called)
 
-    second = [scaled_mm(a, b, ONE, ONE, **FP8, **each) for each in options]
+    second = [scaled_mm(*operands, **FP8, **each) for each in options]
 
-    assert torch.equal(scaled_mm(a, b, ONE, ONE, out_dtype=torch.float32), wide)
+    assert torch.equal(scaled_mm(*operands, output_dtype=torch.float32), wide)
     assert len(called) == calls
     for one, other in zip(first, second, strict=True):
         assert one[1].data_ptr() != other[1].data_ptr()
@@ -239,24 +236,24 @@ def test_a_kernel_that_may_not_be_compiled_leaves_a_call_to_torch(
     monkeypatch.setattr(launcher, "best_launcher", forbidden)
     monkeypatch.setattr(launcher, "named_launcher", forbidden)
 
-    found = scaled_mm(a, b, ONE, ONE, **FP8)
+    found = scaled_mm(*with_recipes(a, b, ONE, ONE), **FP8)
 
     assert same_bits(found, expected)
 
 
 # ---- arguments
 REFUSED: dict[str, tuple[type[Exception], dict[str, Any]]] = {
-    "out_dtype is torch.bfloat16, expected torch.float8_e4m3fn with out_recipe": (
+    "output_dtype is torch.bfloat16, expected torch.float8_e4m3fn with out_recipe": (
         OperandError,
         {"out_recipe": "1x128"},
     ),
-    "out_dtype is torch.float8_e5m2, expected torch.float8_e4m3fn with out_recipe": (
+    "output_dtype is torch.float8_e5m2, expected torch.float8_e4m3fn with out_recipe": (
         OperandError,
-        {"out_recipe": "1x128", "out_dtype": E5M2},
+        {"out_recipe": "1x128", "output_dtype": E5M2},
     ),
     "expected one of .*, or torch.float8_e4m3fn with out_recipe": (
         OperandError,
-        {"out_dtype": E4M3},
+        {"output_dtype": E4M3},
     ),
     "out_recipe is 'rowwise', expected 1x128": (ValueError, FP8 | {"out_recipe": "rowwise"}),
     "out_recipe is BlockWise128x128, expected BlockWise1x128": (
@@ -273,11 +270,10 @@ REFUSED: dict[str, tuple[type[Exception], dict[str, Any]]] = {
         OperandError,
         FP8 | {"bias": torch.ones(6).bfloat16()},
     ),
-    "scale_result is given, expected None": (OperandError, FP8 | {"scale_result": ONE}),
     r"got an unexpected keyword argument 'out'": (TypeError, FP8 | {"out": ONE}),
-    r"input.shape\[1\] is 8 but mat2.shape\[0\] is 16": (
+    r"mat_a.shape\[1\] is 8 but mat_b.shape\[0\] is 16": (
         OperandError,
-        FP8 | {"mat2": fp8_operands(4, 6, 16)[1]},
+        FP8 | {"mat_b": fp8_operands(4, 6, 16)[1]},
     ),
 }
 
@@ -286,6 +282,7 @@ REFUSED: dict[str, tuple[type[Exception], dict[str, Any]]] = {
 def test_what_is_not_covered_is_refused(message: str) -> None:
     kind, how = REFUSED[message]
     a, b = fp8_operands(4, 6, 8)
+    recipes = dict.fromkeys(("scale_recipe_a", "scale_recipe_b"), ScalingType.TensorWise)
 
     with pytest.raises(kind, match=message):
-        scaled_mm(**{"input": a, "mat2": b, "scale_a": ONE, "scale_b": ONE} | how)
+        scaled_mm(**{"mat_a": a, "mat_b": b, "scale_a": ONE, "scale_b": ONE} | recipes | how)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import vmap
+from torch.nn.functional import ScalingType
 
 from outblas import (
     FP8Linear,
@@ -93,8 +94,9 @@ CALLS: dict[str, Call] = {
     ),
     "scaled_mm": Call(
         lambda a, b, r: scaled_mm(
-            *(a.to(FP8), b.to(FP8), a.new_ones((), dtype=torch.float32)),
-            *(a.new_ones((), dtype=torch.float32),),
+            *(a.to(FP8), b.to(FP8)),
+            *(a.new_ones((), dtype=torch.float32), ScalingType.TensorWise),
+            *(a.new_ones((), dtype=torch.float32), ScalingType.TensorWise),
             activation="gelu",
             residual=r.bfloat16(),
         ),
@@ -102,9 +104,10 @@ CALLS: dict[str, Call] = {
     ),
     "scaled_mm to fp8": Call(
         lambda a, b: scaled_mm(
-            *(a.to(FP8), b.to(FP8), a.new_ones((), dtype=torch.float32)),
-            *(a.new_ones((), dtype=torch.float32),),
-            out_dtype=FP8,
+            *(a.to(FP8), b.to(FP8)),
+            *(a.new_ones((), dtype=torch.float32), ScalingType.TensorWise),
+            *(a.new_ones((), dtype=torch.float32), ScalingType.TensorWise),
+            output_dtype=FP8,
             out_recipe="1x128",
         ),
         lambda K: [(6, K), (K, 4)],
@@ -115,7 +118,9 @@ CALLS: dict[str, Call] = {
         lambda a, b: scaled_grouped_mm(
             *(a.to(FP8), b.to(FP8)),
             a.new_ones((4, -(-a.shape[1] // 128)), dtype=torch.float32),
+            ScalingType.BlockWise1x128,
             a.new_ones((3, -(-a.shape[1] // 128), 1), dtype=torch.float32),
+            ScalingType.BlockWise128x128,
             offs=OFFS,
         ),
         lambda K: [(4, K), (3, K, 6)],

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from torch.nn.functional import ScalingType
 
 from outblas.base.compat.torch_private import scaled_mm as cublas_scaled_mm
 from outblas.bench import deepgemm
@@ -26,6 +27,7 @@ Tensor = torch.Tensor
 # torch's function multiplies no tf32.
 PRECISIONS = ("bfloat16", "float16", "float32", "fp8-block")
 OUT_DTYPE = torch.bfloat16  # of products with scales
+_ROWS, _SQUARES = ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
 # cuBLAS takes sizes that are multiples of 16, and multiples of 8 rows where each has scales of its
 # own, as Transformer Engine found.
 _TORCH_MULTIPLE = 16
@@ -72,7 +74,11 @@ def _outblas(kernel: str | None, a: Tensor, b: Tensor, *scales_and_offs: Tensor)
     def call(b: Tensor = b) -> Tensor:
         if not scales:
             return grouped_mm(a, b, offs=offs, kernel=kernel)
-        return scaled_grouped_mm(a, b, *scales, offs=offs, out_dtype=OUT_DTYPE, kernel=kernel)
+        scale_a, scale_b = scales
+        of_b, scale_b = (_ROWS, scale_b.t()) if b.dim() == 2 else (_SQUARES, scale_b)
+        return scaled_grouped_mm(
+            a, b, scale_a, _ROWS, scale_b, of_b, offs=offs, output_dtype=OUT_DTYPE, kernel=kernel
+        )
 
     if kernel is not None:
         try:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch.nn.functional import ScalingType
 
 from outblas.base.compat.torch_private import scaled_mm as cublas_scaled_mm
 from outblas.base.shapes import Shape
@@ -37,6 +38,11 @@ OPERANDS = {
 }
 Scaling = Literal["", "tensor", "row", "block"]
 _SCALING: dict[str, Scaling] = {"fp8": "tensor", "fp8-rowwise": "row", "fp8-block": "block"}
+_RECIPES = {  # of A and B
+    "tensor": (ScalingType.TensorWise, ScalingType.TensorWise),
+    "row": (ScalingType.RowWise, ScalingType.RowWise),
+    "block": (ScalingType.BlockWise1x128, ScalingType.BlockWise128x128),
+}
 
 _UNIT = 2.0**-24  # unit roundoff of fp32
 _TF32_UNIT = 2.0**-11
@@ -187,8 +193,10 @@ class Operation:
             "activation": self.steps.activation or None,
         }
         if extras.scales:
-            scale_a, scale_b = extras.scales
-            scaled: Tensor = scaled_mm(a, b, scale_a, scale_b, out_dtype=out.dtype, **steps)
+            (scale_a, scale_b), (of_a, of_b) = extras.scales, _RECIPES[self.scaling]
+            scaled: Tensor = scaled_mm(
+                a, b, scale_a, of_a, scale_b, of_b, output_dtype=out.dtype, **steps
+            )
             return scaled
         choice |= {name: value for name, value in steps.items() if value is not None}
         if self.batch_invariant:

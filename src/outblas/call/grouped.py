@@ -198,7 +198,7 @@ def check(
         groups = _check_counts(form, mat_a, mat_b, offs, tensors, zero_tail)
         form = "masked"
     if is_scaled:
-        dtype = grouped_scales.check_out_dtype(out_dtype)
+        dtype = grouped_scales.check_output_dtype(out_dtype)
         grouped_scales.check_scales(form, mat_a, mat_b, tensors.scale_a, tensors.scale_b)
     else:
         dtype = _check_out_dtype(out_dtype, mat_a.dtype)

@@ -60,12 +60,12 @@ def check_form(
         raise OperandError(f"offs and counts are None, {_FORMS}")
 
 
-def check_out_dtype(out_dtype: torch.dtype | None) -> torch.dtype:
+def check_output_dtype(output_dtype: torch.dtype | None) -> torch.dtype:
     """Returns the dtype of the result. Raises OperandError."""
-    dtype = out_dtype or torch.bfloat16
+    dtype = output_dtype or torch.bfloat16
     if dtype not in OUT_DTYPES:
         raise OperandError(
-            f"out_dtype is {dtype}, expected one of {', '.join(map(str, OUT_DTYPES))}"
+            f"output_dtype is {dtype}, expected one of {', '.join(map(str, OUT_DTYPES))}"
         )
     return dtype
 

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
+from torch.nn.functional import ScalingType
 
 from outblas.call.errors import OperandError
 from outblas.call.fp8 import BLOCK
@@ -20,7 +21,6 @@ RECIPES = {
     "1x128": "BlockWise1x128",
     "128x128": "BlockWise128x128",
 }
-_ENUMERATIONS = "ScalingType", "_ScalingType"
 
 FORMATS = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}  # the largest finite values
 # The least scale of values that are not all zero: the smallest one whose reciprocal is a normal
@@ -33,16 +33,15 @@ ROWS_MULTIPLE = 4
 def recipe_name(
     recipe: Any, argument: str = "recipe", covered: Collection[str] = tuple(RECIPES)
 ) -> str:
-    """Returns a recipe, given by its name or as a member of torch's ScalingType, which an older
-    torch does not have. Raises TypeError or ValueError, which name the argument, for what is no
-    recipe or is not `covered`.
+    """Returns the name of a recipe, which is given by it or as a member of torch's ScalingType.
+    Raises TypeError or ValueError, which name the argument, for another one.
     """
     of_members = {RECIPES[name]: name for name in covered}
     if isinstance(recipe, str):
         if recipe not in covered:
             raise ValueError(f"{argument} is {recipe!r}, expected {_listed(covered)}")
         return recipe
-    if type(recipe).__name__ not in _ENUMERATIONS:
+    if not isinstance(recipe, ScalingType):
         raise TypeError(
             f"{argument} is {type(recipe).__name__}, expected a str or a member of torch's "
             "ScalingType"

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.nn.functional import ScalingType
 
 from outblas.call.fp8 import BLOCK
 from outblas.call.problem import DTYPES
@@ -24,6 +25,8 @@ from outblas.torch_ops.scaled_mm import scaled_mm
 
 Tensor = torch.Tensor
 Module = torch.nn.Module
+
+_OF_ROWS, _OF_WEIGHT = ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
 
 
 def find(model: Module, layers: Mapping[str, FP8Layer]) -> list[tuple[str, Gated]]:
@@ -62,18 +65,19 @@ def _forward(
     values, value_scales = quantize(x.reshape(-1, x.shape[-1]), "1x128")
     biases = [layer.bias for layer in (gate, up) if layer.bias is not None]
     inner, of_inner = scaled_mm(
-        values,
-        weight.t(),
-        value_scales,
-        scale.t(),
-        torch.cat(biases).detach().float() if biases else None,
+        *(values, weight.t(), value_scales, _OF_ROWS, scale.t(), _OF_WEIGHT),
+        bias=torch.cat(biases).detach().float() if biases else None,
         activation=names.activation,
-        out_dtype=torch.float8_e4m3fn,
+        output_dtype=torch.float8_e4m3fn,
         out_recipe="1x128",
     )
     weight, scale = down.weight.detach(), down.weight_scale_inv.detach()
     bias = None if down.bias is None else down.bias.detach().to(x.dtype)
-    y = scaled_mm(inner, weight.t(), of_inner, scale.t(), bias, out_dtype=x.dtype)
+    y = scaled_mm(
+        *(inner, weight.t(), of_inner, _OF_ROWS, scale.t(), _OF_WEIGHT),
+        bias=bias,
+        output_dtype=x.dtype,
+    )
     return y.view(*x.shape[:-1], weight.shape[0])
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -25,8 +25,6 @@ from outblas.base.compat.torch_private import tracing_state as _tracing_state
 from outblas.base.compat.torch_private import transform_level as _level
 from outblas.call.errors import OperandError
 from outblas.torch_ops.schema import ARGUMENTS, library
-
-NOTHING_ELSE: Mapping[str, str] = {}  # arguments that messages name by another name
 
 
 def within_forward() -> AbstractContextManager[Any]:
@@ -121,16 +119,14 @@ def has_tangent(*tensors: Tensor | None) -> bool:
 def record_gradients(
     name: str,
     function: type[torch.autograd.Function],
-    shown: Mapping[str, str] = NOTHING_ELSE,
     arrange: Callable[..., tuple[Any, ...]] | None = None,
 ) -> None:
     """Registers the Autograd kernel of an operator of outblas that has no forward-mode gradients.
 
     The kernel records `function` where a tensor needs a gradient, and refuses a tensor that carries
-    a forward-mode gradient with an OperandError. `shown`: how messages name an argument, where its
-    name there differs. `arrange`: returns the arguments of `function` from those of the operator,
-    where they differ. Of a tuple that `function` returns to an operator with one result, this is
-    the first element.
+    a forward-mode gradient with an OperandError. `arrange`: returns the arguments of `function`
+    from those of the operator, where they differ. Of a tuple that `function` returns to an operator
+    with one result, this is the first element.
     """
     operator = getattr(torch.ops.outblas, name).default
     defaults = {argument.name: argument.default for argument in ARGUMENTS[name]}
@@ -142,8 +138,7 @@ def record_gradients(
         for argument, t in tensors.items():
             if has_tangent(t):
                 raise OperandError(
-                    f"{shown.get(argument, argument)} carries a forward-mode gradient, "
-                    f"which {name} does not support"
+                    f"{argument} carries a forward-mode gradient, which {name} does not support"
                 )
         if requires_grad(*tensors.values()):
             given += rest[len(given) :]
@@ -156,17 +151,11 @@ def record_gradients(
     library.impl(name, kernel, "Autograd")
 
 
-def refuse_gradients(
-    name: str,
-    function: str,
-    shown: Mapping[str, str] = NOTHING_ELSE,
-    labels: Mapping[str, str] = NOTHING_ELSE,
-) -> None:
+def refuse_gradients(name: str, function: str) -> None:
     """Registers the Autograd kernel of an operator without gradients: the forward pass runs, and a
     backward pass that needs one raises NotImplementedError.
 
-    `function`: the public function, as messages name it. `shown`: as in `record_gradients`.
-    `labels`: how the message of a backward pass names an argument, where its name there differs.
+    `function`: the public function, as messages name it.
     """
     operator = getattr(torch.ops.outblas, name).default
     names = [argument.name for argument in ARGUMENTS[name]]
@@ -182,12 +171,10 @@ def refuse_gradients(
         @staticmethod
         def backward(ctx: Any, *grads: Tensor | None) -> Any:
             needed = zip(names, ctx.needs_input_grad, strict=True)
-            needing = [
-                labels.get(argument, argument) for argument, is_needed in needed if is_needed
-            ]
+            needing = [argument for argument, is_needed in needed if is_needed]
             raise NotImplementedError(
                 f"{', '.join(needing)} requires grad, but {function} has no gradients: expected "
                 "tensors that do not require grad"
             )
 
-    record_gradients(name, NoGradients, shown)
+    record_gradients(name, NoGradients)

@@ -97,9 +97,12 @@ def expanded(scale: Tensor, recipe: str, shape: tuple[int, int], terms: int) -> 
     return scale
 
 
-def from_torch(scale: Tensor, recipe: str, rows: int, K: int) -> Tensor | None:
-    """Returns a view of a scale that `torch.nn.functional.scaled_mm` takes. The view has one row
-    for each row (or 128 rows) of the stored operand, and one column for each block along K. Returns
+def from_torch(
+    scale: Tensor, recipe: str, rows: int, K: int, *, is_b: bool = False
+) -> Tensor | None:
+    """Returns a view of a scale that `torch.nn.functional.scaled_mm` takes, of A or of a B that is
+    stored with this number of rows: one row for each row (or 128 rows) of the operand as it is
+    stored, and one column for each block along K; or the transpose of that, if it `is_b`. Returns
     None where the shape does not fit.
 
     That function has scales of "128x128" the other way round, padded to `padded_count` rows. Those
@@ -107,10 +110,14 @@ def from_torch(scale: Tensor, recipe: str, rows: int, K: int) -> Tensor | None:
     """
     shape = tuple(scale.shape)
     if recipe == BY_ROW:
-        return scale if shape == (rows, blocks(K)) else None
-    if shape not in square_shapes(rows, K):
-        return None
-    return scale.narrow(0, 0, blocks(K)).t()
+        if shape != (rows, blocks(K)):
+            return None
+        return scale.t() if is_b else scale
+    if shape != (blocks(K), blocks(rows)):
+        if shape not in square_shapes(rows, K):
+            return None
+        scale = scale.narrow(0, 0, blocks(K))
+    return scale if is_b else scale.t()
 
 
 def square_shapes(rows: int, K: int) -> list[tuple[int, int]]:

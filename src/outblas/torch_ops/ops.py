@@ -57,7 +57,7 @@ define(
     "scaled_grouped_mm(Tensor mat_a, Tensor mat_b, Tensor scale_a, Tensor scale_b, "
     "Tensor? offs=None, Tensor? bias=None, Tensor? residual=None, Tensor? a_index=None, "
     "Tensor? scatter_index=None, Tensor? scatter_weights=None, Tensor? counts=None, "
-    "str activation='', ScalarType? out_dtype=None, str kernel_name='') -> Tensor"
+    "str activation='', ScalarType? output_dtype=None, str kernel_name='') -> Tensor"
 )
 define("activation_backward(Tensor grad, Tensor x, str activation) -> Tensor")
 

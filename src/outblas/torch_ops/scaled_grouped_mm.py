@@ -1,49 +1,53 @@
 """Grouped products of fp8 operands with scales of blocks: the experts of checkpoints that are
-stored so, in a forward pass, and the gradients of their weights.
+stored so, in a forward pass, and the gradients of their weights. Its arguments are those of
+`torch.nn.functional.scaled_grouped_mm`.
 
 What is checked, planned and launched is a grouped product with two more tensors (`grouped_mm`).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.overrides import handle_torch_function
 
 from outblas.base.compat.torch_private import has_override
 from outblas.call import grouped, problem
+from outblas.call.context_flag import check_bool
 from outblas.call.epilogue import Activation
 from outblas.call.grouped import GroupedTensors
 from outblas.call.sm_carveout import limited
-from outblas.torch_ops import grouped_plans, ops
+from outblas.torch_ops import grouped_plans, ops, scaled_output, scaling_recipes
 from outblas.torch_ops.autograd_levels import refuse_gradients
 from outblas.torch_ops.flop_formulas import register_if_counted
 from outblas.torch_ops.grouped_mm import KERNELS, GroupedCall, compute, fake_results
+from outblas.torch_ops.scaling_recipes import Recipe, Swizzle
 from outblas.torch_ops.schema import ARGUMENTS, library
 
 Tensor = torch.Tensor
 
+# The tensors and the options of a call.
 _TENSORS = (
-    "scale_a",
-    "scale_b",
-    "offs",
-    "bias",
-    "residual",
-    "a_index",
-    "scatter_index",
-    "scatter_weights",
-    "counts",
+    *("mat_a", "mat_b", "scale_a", "scale_b", "offs", "bias", "residual"),
+    *("a_index", "scatter_index", "scatter_weights", "counts"),
 )
+_OPTIONS = "output_dtype", "use_fast_accum", "activation", "kernel"
 
 
 def scaled_grouped_mm(
     mat_a: Tensor,
     mat_b: Tensor,
-    scale_a: Tensor,
-    scale_b: Tensor,
-    *,
-    offs: Tensor | None = None,
+    scale_a: Tensor | list[Tensor],
+    scale_recipe_a: Recipe,
+    scale_b: Tensor | list[Tensor],
+    scale_recipe_b: Recipe,
+    swizzle_a: Swizzle = None,
+    swizzle_b: Swizzle = None,
     bias: Tensor | None = None,
-    out_dtype: torch.dtype = torch.bfloat16,
+    offs: Tensor | None = None,
+    output_dtype: torch.dtype = torch.bfloat16,
+    contraction_dim: Sequence[int] = (),
+    use_fast_accum: bool = False,
+    *,
     activation: Activation | None = None,
     residual: Tensor | None = None,
     a_index: Tensor | None = None,
@@ -64,7 +68,7 @@ def scaled_grouped_mm(
     (M, K)        (G, K, N)     (M, N)        (M, ceil(K/128))        (G, ceil(K/128),
                                                                       ceil(N/128))
     (G, C, K)     (G, K, N)     (G, C, N)     (G, C, ceil(K/128))     the same
-    (M, K)        (K, N)        (G, M, N)     (M, ceil(K/128))        (ceil(K/128), N)
+    (M, K)        (K, N)        (G, M, N)     (M, ceil(K/128))        (N, ceil(K/128))
     ============  ============  ============  ======================  ===========================
 
     In the first form groups are rows of `mat_a`, of any size and alignment, and `offs` has their
@@ -82,12 +86,19 @@ def scaled_grouped_mm(
         mat_a: float8_e4m3fn or float8_e5m2. Contiguous rows at multiples of 16 bytes are fastest.
         mat_b: Of either dtype, on the same device. Contiguous columns, as those of transposed
             weights (G, N, K), are fastest.
-        scale_a: float32, of any strides: one of each row and 128 terms.
+        scale_a: float32, of any strides: one of each row and 128 terms. It may be the only element
+            of a list, as may all of the next five.
+        scale_recipe_a: BlockWise1x128 of `torch.nn.functional.ScalingType`.
         scale_b: float32, of any strides: one of each 128 terms and 128 columns; where terms are
-            divided, of each 128 terms and column.
+            divided, of each column and 128 terms.
+        scale_recipe_b: BlockWise128x128; where terms are divided, BlockWise1x128.
+        swizzle_a: None or NO_SWIZZLE of `torch.nn.functional.SwizzleType`.
+        swizzle_b: The same.
+        bias: (G, N), of `output_dtype`, added to each group's rows.
         offs: As in `grouped_mm`, where an operand has two dimensions.
-        bias: (G, N), of `out_dtype`, added to each group's rows.
-        out_dtype: The dtype of the result: bfloat16, float16 or float32.
+        output_dtype: The dtype of the result: bfloat16, float16 or float32.
+        contraction_dim: (), or the last dimension of `mat_a` and the last but one of `mat_b`.
+        use_fast_accum: False: sums of 128 products are added in float32.
         activation: As in `grouped_mm`, applied to product + bias.
         residual: Added after the activation; of the shape and dtype of the result.
         a_index: As in `grouped_mm`. It chooses rows of `mat_a` and of `scale_a`.
@@ -104,7 +115,8 @@ def scaled_grouped_mm(
     Raises:
         TypeError: An argument has the wrong type.
         OperandError: The operands do not fit together (shapes, dtypes, devices, scales), or carry
-            forward-mode gradients.
+            forward-mode gradients; a recipe or a swizzle is not covered, or `use_fast_accum` is
+            True.
         ValueError: `activation` or `kernel` is unknown, or the kernel does not support the
             operands; or `outblas.batch_invariant` asks for a promise that this function does not
             make.
@@ -114,60 +126,64 @@ def scaled_grouped_mm(
         Two experts with weights of 128 rows and 256 columns, as a checkpoint stores them:
 
         >>> import torch, outblas
+        >>> from torch.nn.functional import ScalingType
         >>> tokens = torch.ones(6, 256).to(torch.float8_e4m3fn)
         >>> weights = torch.ones(2, 128, 256).to(torch.float8_e4m3fn)
-        >>> of_tokens, of_weights = torch.full((6, 2), 0.5), torch.full((2, 1, 2), 0.25)
+        >>> of_tokens, rows = torch.full((6, 2), 0.5), ScalingType.BlockWise1x128
+        >>> of_weights, squares = torch.full((2, 1, 2), 0.25), ScalingType.BlockWise128x128
         >>> offs = torch.tensor([2, 6], dtype=torch.int32)
         >>> y = outblas.scaled_grouped_mm(
-        ...     tokens, weights.mT, of_tokens, of_weights.mT, offs=offs
+        ...     tokens, weights.mT, of_tokens, rows, of_weights.mT, squares, offs=offs
         ... )
         >>> y.shape, y[0, 0].item()
         (torch.Size([6, 128]), 32.0)
     """
     rows = a_index, scatter_index, scatter_weights, counts
-    tensors = scale_a, scale_b, offs, bias, residual, *rows
+    tensors = mat_a, mat_b, scale_a, scale_b, offs, bias, residual, *rows
+    recipes = scale_recipe_a, scale_recipe_b, swizzle_a, swizzle_b, contraction_dim
     run = _run if sms is None else limited(_run, sms, mat_a, mat_b)
-    return run(mat_a, mat_b, tensors, out_dtype, activation, kernel)
+    return run(tensors, recipes, (output_dtype, use_fast_accum, activation, kernel))
 
 
-def _run(
-    mat_a: Tensor,
-    mat_b: Tensor,
-    tensors: tuple[Tensor | None, ...],
-    out_dtype: torch.dtype,
-    activation: Activation | None,
-    kernel: str | None,
-) -> Tensor:
+def _run(tensors: tuple[Any, ...], recipes: tuple[Any, ...], options: tuple[Any, ...]) -> Tensor:
     """Computes a call by its plan, by the operator, or by the override of a tensor type. `tensors`
-    are those that `_TENSORS` names.
+    and `options` are those that `_TENSORS` and `_OPTIONS` name.
     """
-    scale_a, scale_b, offs, bias, residual, *rows = tensors
+    mat_a, mat_b, scale_a, scale_b, offs, *beside = tensors
+    scale_a = scaling_recipes.only("scale_a", scale_a)
+    scale_b = scaling_recipes.only("scale_b", scale_b)
     is_traced = torch.compiler.is_dynamo_compiling()
     result: Tensor
     if not is_traced:
-        if has_override(mat_a, mat_b, *tensors):
-            named: dict[str, Any] = dict(zip(_TENSORS[2:], tensors[2:], strict=True))
-            named |= {"out_dtype": out_dtype, "activation": activation, "kernel": kernel}
-            overriding = mat_a, mat_b, *tensors
-            result = handle_torch_function(
-                scaled_grouped_mm, overriding, mat_a, mat_b, scale_a, scale_b, **named
-            )
+        overriding = mat_a, mat_b, scale_a, scale_b, offs, *beside
+        if has_override(*overriding):
+            by_name = dict(zip(_TENSORS, overriding, strict=True))
+            named = dict(zip(_OPTIONS, options, strict=True))
+            result = scaling_recipes.overridden(scaled_grouped_mm, by_name, recipes, named)
             return result
         register_if_counted()
+    output_dtype, use_fast_accum, activation, kernel = options
+    recipe_a, recipe_b, swizzle_a, swizzle_b, contraction_dim = recipes
+    scaling_recipes.check_layout(mat_a, mat_b, swizzle_a, swizzle_b, contraction_dim)
+    check_bool(use_fast_accum, "use_fast_accum")
+    scale_b = scaling_recipes.of_groups(mat_a, mat_b, scale_b, recipe_a, recipe_b, use_fast_accum)
     name = problem.check_name("kernel", kernel, KERNELS, " or None", "None or ")
     function = problem.check_activation(activation) if activation is not None else ""
     for required, t in (("scale_a", scale_a), ("scale_b", scale_b)):
         problem.check_tensor(required, t)
-    grouped.check_types(mat_a, mat_b, out_dtype, _TENSORS, tensors)
-    beside = GroupedTensors(bias, residual, None, *rows, scale_a, scale_b)
-    options = function, out_dtype, name, False
+    scaled_output.check_dtype(output_dtype)
+    grouped.check_types(mat_a, mat_b, None, _TENSORS[4:], (offs, *beside))
+    of_groups = dict(zip(_TENSORS[5:], beside, strict=True))
+    tensors_beside = GroupedTensors(**of_groups, scale_a=scale_a, scale_b=scale_b)
+    plan_options = function, output_dtype, name, False
     if not is_traced:
-        found = grouped_plans.run(mat_a, mat_b, offs, beside, options)
+        found = grouped_plans.run(mat_a, mat_b, offs, tensors_beside, plan_options)
         if found is not None:
             return found
-    result = ops.scaled_grouped_mm(mat_a, mat_b, *tensors, function, out_dtype, name)
+    operands = mat_a, mat_b, scale_a, scale_b, offs, *beside
+    result = ops.scaled_grouped_mm(*operands, function, output_dtype, name)
     if not is_traced:
-        grouped_plans.remember_call(mat_a, mat_b, offs, beside, options)
+        grouped_plans.remember_call(mat_a, mat_b, offs, tensors_beside, plan_options)
     return result
 
 
@@ -178,13 +194,13 @@ _DEFAULTS = tuple(argument.default for argument in ARGUMENTS["scaled_grouped_mm"
 def _call(given: tuple[Any, ...]) -> GroupedCall:
     """Returns the call that the arguments of the operator describe."""
     given += _DEFAULTS[len(given) :]
-    mat_a, mat_b, scale_a, scale_b, offs, *beside, activation, out_dtype, name = given
+    mat_a, mat_b, scale_a, scale_b, offs, *beside, activation, dtype, name = given
     ops.check_activation(activation)
     bias, residual, a_index, scatter_index, scatter_weights, counts = beside
     tensors = GroupedTensors(
         bias, residual, None, a_index, scatter_index, scatter_weights, counts, scale_a, scale_b
     )
-    return mat_a, mat_b, offs, tensors, activation, out_dtype, name, False, False
+    return mat_a, mat_b, offs, tensors, activation, dtype, name, False, False
 
 
 def _scaled_grouped_mm(*given: Any) -> Tensor:

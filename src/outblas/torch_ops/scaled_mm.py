@@ -1,88 +1,30 @@
-"""Products of fp8 operands with scales, as `torch._scaled_mm`: `hopper.gemm` on sm_90, elsewhere
-torch in fp32.
+"""Products of fp8 operands with scales, as `torch.nn.functional.scaled_mm`: `hopper.gemm` on sm_90,
+elsewhere torch in fp32.
 
 Only bias and residual have gradients. A bias before an activation needs x, which is computed again
 for it. Other tensors may need gradients, as in torch: the backward pass raises then.
 """
 
-import inspect
 from collections.abc import Sequence
 from typing import Any, overload
 
 import torch
-from torch.overrides import handle_torch_function
 
 from outblas.base.compat.torch_private import has_override
 from outblas.call import problem
-from outblas.call.arguments import renamed, show_signature
 from outblas.call.context_flag import check_bool
 from outblas.call.epilogue import Activation, EpilogueArgs
-from outblas.call.errors import OperandError
-from outblas.call.sm_carveout import limit
+from outblas.call.sm_carveout import limited
 from outblas.torch_ops import eager_scaled, scaled_operator, scaled_output, scaling_recipes
+from outblas.torch_ops.scaling_recipes import Recipe, Swizzle
 
 Tensor = torch.Tensor
+Result = Tensor | tuple[Tensor, Tensor]
 
-
-_REQUIRED: Any = None  # default of a parameter that may be passed by its other name
-_ALIASES = {"a": "input", "b": "mat2"}  # the operator's names of A and B
-
-
-@overload
-def scaled_mm(
-    input: Tensor = ...,
-    mat2: Tensor = ...,
-    scale_a: Tensor = ...,
-    scale_b: Tensor = ...,
-    bias: Tensor | None = None,
-    *,
-    scale_result: None = None,
-    out_dtype: torch.dtype = torch.bfloat16,
-    use_fast_accum: bool = False,
-    activation: Activation | None = None,
-    residual: Tensor | None = None,
-    out_recipe: None = None,
-    out_power_of_two: bool = False,
-    sms: int | None = None,
-    **aliases: Tensor,
-) -> Tensor: ...
-
-
-@overload
-def scaled_mm(
-    input: Tensor = ...,
-    mat2: Tensor = ...,
-    scale_a: Tensor = ...,
-    scale_b: Tensor = ...,
-    bias: Tensor | None = None,
-    *,
-    out_recipe: Any,
-    out_dtype: torch.dtype,
-    scale_result: None = None,
-    use_fast_accum: bool = False,
-    activation: Activation | None = None,
-    residual: Tensor | None = None,
-    out_power_of_two: bool = False,
-    sms: int | None = None,
-    **aliases: Tensor,
-) -> tuple[Tensor, Tensor]: ...
-
-
-@overload
-def scaled_mm(
-    input: Tensor,
-    mat2: Tensor,
-    scale_a: Tensor,
-    scale_b: Tensor,
-    bias: Tensor | None,
-    scale_result: None,
-    out_dtype: torch.dtype = torch.bfloat16,
-    use_fast_accum: bool = False,
-    *,
-    activation: Activation | None = None,
-    residual: Tensor | None = None,
-    sms: int | None = None,
-) -> Tensor: ...
+# The tensors of a call, and its options, which are also those of warm calls: the last two where the
+# result is fp8 with scales.
+_TENSORS = "mat_a", "mat_b", "scale_a", "scale_b", "bias", "residual"
+_OPTIONS = "output_dtype", "use_fast_accum", "activation", "out_recipe", "out_power_of_two"
 
 
 @overload
@@ -90,11 +32,11 @@ def scaled_mm(
     mat_a: Tensor,
     mat_b: Tensor,
     scale_a: Tensor | list[Tensor],
-    scale_recipe_a: Any,
+    scale_recipe_a: Recipe,
     scale_b: Tensor | list[Tensor],
-    scale_recipe_b: Any,
-    swizzle_a: Any = None,
-    swizzle_b: Any = None,
+    scale_recipe_b: Recipe,
+    swizzle_a: Swizzle = None,
+    swizzle_b: Swizzle = None,
     bias: Tensor | None = None,
     output_dtype: torch.dtype = torch.bfloat16,
     contraction_dim: Sequence[int] = (),
@@ -113,63 +55,82 @@ def scaled_mm(
     mat_a: Tensor,
     mat_b: Tensor,
     scale_a: Tensor | list[Tensor],
-    scale_recipe_a: Any,
+    scale_recipe_a: Recipe,
     scale_b: Tensor | list[Tensor],
-    scale_recipe_b: Any,
-    swizzle_a: Any = None,
-    swizzle_b: Any = None,
+    scale_recipe_b: Recipe,
+    swizzle_a: Swizzle = None,
+    swizzle_b: Swizzle = None,
     bias: Tensor | None = None,
-    *,
-    out_recipe: Any,
-    output_dtype: torch.dtype,
+    output_dtype: torch.dtype = torch.bfloat16,
     contraction_dim: Sequence[int] = (),
     use_fast_accum: bool = False,
+    *,
     activation: Activation | None = None,
     residual: Tensor | None = None,
+    out_recipe: Any,
     out_power_of_two: bool = False,
     sms: int | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 
-def scaled_mm(*positional: Any, **named: Any) -> Tensor | tuple[Tensor, Tensor]:
-    """Multiply two scaled fp8 matrices: (scale_a * input) @ (scale_b * mat2), with an epilogue.
+def scaled_mm(
+    mat_a: Tensor,
+    mat_b: Tensor,
+    scale_a: Tensor | list[Tensor],
+    scale_recipe_a: Recipe,
+    scale_b: Tensor | list[Tensor],
+    scale_recipe_b: Recipe,
+    swizzle_a: Swizzle = None,
+    swizzle_b: Swizzle = None,
+    bias: Tensor | None = None,
+    output_dtype: torch.dtype = torch.bfloat16,
+    contraction_dim: Sequence[int] = (),
+    use_fast_accum: bool = False,
+    *,
+    activation: Activation | None = None,
+    residual: Tensor | None = None,
+    out_recipe: Any = None,
+    out_power_of_two: bool = False,
+    sms: int | None = None,
+) -> Result:
+    """Multiply two scaled fp8 matrices: (scale_a * mat_a) @ (scale_b * mat_b), with an epilogue.
 
     Without an sm_90 GPU torch multiplies in float32, with a `FallbackWarning`. `bias` and
     `residual` have gradients; that of a bias before an activation computes the product once more.
     The other tensors have none, as in torch: a backward pass that needs one raises
     NotImplementedError.
 
-    A call may also be written as that of `torch.nn.functional.scaled_mm`, which has a recipe after
-    each scale: `scaled_mm(mat_a, mat_b, scale_a, scale_recipe_a, scale_b, scale_recipe_b, ...)`,
-    with its keywords, and scales in the shapes that torch expects there. The recipes TensorWise,
-    RowWise, BlockWise1x128 and BlockWise128x128 are covered; others are refused by name.
-
     Args:
-        input: The left operand A: (M, K), float8_e4m3fn or float8_e5m2. It is copied first unless
-            its rows are contiguous and K and the stride of its rows are multiples of 16. The
-            keyword `a` is accepted too.
-        mat2: The right operand B: (K, N), of either dtype and on the device of `input`. It is
-            copied first unless its columns are contiguous, like those of a transposed weight. The
-            keyword `b` is accepted too.
-        scale_a: float32, with any strides: one element for all of `input`; (M, 1), one per row;
-            (M, ceil(K/128)), one per 128 values of a row; or (ceil(M/128), ceil(K/128)), one per
-            block of 128 by 128 values.
-        scale_b: float32, with any strides: one element for all of `mat2`; (1, N), one per column;
-            (ceil(K/128), N), one per 128 values of a column; or (ceil(K/128), ceil(N/128)), one per
-            block. Either both scales are of blocks, in any pairing, or none is.
-        bias: Added to the product, of `out_dtype`, as in `matmul`; float32 with `out_recipe`.
-        scale_result: None. In `torch._scaled_mm` it scales results in fp8; here they have scales of
-            their own (`out_recipe`).
-        out_dtype: The dtype of the result: bfloat16, float16 or float32; float8_e4m3fn with
+        mat_a: The left operand A: (M, K), float8_e4m3fn or float8_e5m2. It is copied first unless
+            its rows are contiguous and K and the stride of its rows are multiples of 16.
+        mat_b: The right operand B: (K, N), of either dtype and on the device of `mat_a`. It is
+            copied first unless its columns are contiguous, like those of a transposed weight.
+        scale_a: float32, with any strides, of the shape that the recipe says. It may be the only
+            element of a list, as may all of the next five.
+        scale_recipe_a: A member of `torch.nn.functional.ScalingType`, which says what the scales of
+            A are of: TensorWise, one element for all of `mat_a`; RowWise, (M, 1), one per row;
+            BlockWise1x128, (M, ceil(K/128)), one per 128 values of a row; or BlockWise128x128,
+            (ceil(K/128), ceil(M/128)), one per block of 128 by 128 values, transposed, and as torch
+            wants it or not with rows up to a multiple of four.
+        scale_b: float32, with any strides.
+        scale_recipe_b: TensorWise; RowWise, (1, N), one per column; BlockWise1x128,
+            (N, ceil(K/128)), one per 128 values of a column; or BlockWise128x128,
+            (ceil(K/128), ceil(N/128)), with more rows or not. Either both scales are of blocks, in
+            any pairing, or none is.
+        swizzle_a: None or NO_SWIZZLE of `torch.nn.functional.SwizzleType`.
+        swizzle_b: The same.
+        bias: Added to the product, of `output_dtype`, as in `matmul`; float32 with `out_recipe`.
+        output_dtype: The dtype of the result: bfloat16, float16 or float32; float8_e4m3fn with
             `out_recipe`.
+        contraction_dim: () or (1, 0): the columns of `mat_a` and the rows of `mat_b`.
         use_fast_accum: True leaves the sums in the tensor cores of sm_90, which keep about 14 bits
             of them. False adds sums of 128 products in float32, as scales of blocks require.
         activation: Applied to product + bias, as in `matmul`.
-        residual: Added after the activation, of `out_dtype`, as in `matmul`; float32 with
+        residual: Added after the activation, of `output_dtype`, as in `matmul`; float32 with
             `out_recipe`.
         out_recipe: "1x128", or BlockWise1x128 of `torch.nn.functional.ScalingType`, for a result in
             fp8 with a scale for 128 columns of a row, as `quantize` makes them. It is rounded once,
-            from the float32 values that `out_dtype=torch.float32` returns for these arguments.
+            from the float32 values that `output_dtype=torch.float32` returns for these arguments.
             On sm_90 the kernel that multiplies also quantizes, where N (N/2 for a gated linear
             unit) is a multiple of 128, there is no residual, and it takes less time so; it may add
             the products in another order then. There are no gradients: a backward pass that needs
@@ -178,7 +139,7 @@ def scaled_mm(*positional: Any, **named: Any) -> Tensor | tuple[Tensor, Tensor]:
         sms: The most SMs that the kernel may use, as in `matmul`.
 
     Returns:
-        The (M, N) result of `out_dtype`, or (M, N/2) for a gated linear unit. With `out_recipe`
+        The (M, N) result of `output_dtype`, or (M, N/2) for a gated linear unit. With `out_recipe`
         that and its scales: what `outblas.quantize(result, "1x128")` returns of the result in
         float32, in the same layout, which is the one that the next product reads fastest.
 
@@ -192,182 +153,103 @@ def scaled_mm(*positional: Any, **named: Any) -> Tensor | tuple[Tensor, Tensor]:
 
     Example:
         >>> import torch, outblas
+        >>> from torch.nn.functional import ScalingType
         >>> a = torch.randn(32, 64).to(torch.float8_e4m3fn)
         >>> b = torch.randn(16, 64).to(torch.float8_e4m3fn).t()
-        >>> one_per_row = torch.full((32, 1), 0.5)
-        >>> outblas.scaled_mm(a, b, one_per_row, torch.ones(())).dtype
+        >>> scale_a, scale_b, rows = torch.rand(32, 1), torch.rand(1, 16), ScalingType.RowWise
+        >>> outblas.scaled_mm(a, b, scale_a, rows, scale_b, rows).dtype
         torch.bfloat16
 
-        Blocks of 128 terms of a row of `input`, and of 128 by 128 values of `mat2`:
+        Blocks of 128 terms of a row of A, and of 128 by 128 values of B:
 
         >>> a = torch.ones(32, 256).to(torch.float8_e4m3fn)
         >>> b = torch.ones(384, 256).to(torch.float8_e4m3fn).t()
-        >>> scale_a, scale_b = torch.ones(32, 2), torch.full((2, 3), 0.5)
-        >>> outblas.scaled_mm(a, b, scale_a, scale_b)[0, :2]
+        >>> scale_a, rows = torch.ones(32, 2), ScalingType.BlockWise1x128
+        >>> scale_b, squares = torch.full((2, 3), 0.5), ScalingType.BlockWise128x128
+        >>> outblas.scaled_mm(a, b, scale_a, rows, scale_b, squares)[0, :2]
         tensor([128., 128.], dtype=torch.bfloat16)
 
         A result in fp8 with scales, which the next product takes:
 
         >>> values, scales = outblas.scaled_mm(
-        ...     a, b, scale_a, scale_b, out_dtype=torch.float8_e4m3fn, out_recipe="1x128"
+        ...     *(a, b, scale_a, rows, scale_b, squares),
+        ...     output_dtype=torch.float8_e4m3fn,
+        ...     out_recipe="1x128",
         ... )
         >>> values.dtype, scales.shape
         (torch.float8_e4m3fn, torch.Size([32, 3]))
     """
-    if (sms := named.pop("sms", None)) is not None:
-        with limit(sms, *positional[:1], *named.values()):
-            result: Tensor | tuple[Tensor, Tensor] = scaled_mm(*positional, **named)
-            return result
-    if scaling_recipes.is_given(positional, named):
-        return _by_recipes(*positional, **named)
-    return _by_scales(*positional, **named)
-
-
-def _by_scales(
-    input: Tensor = _REQUIRED,
-    mat2: Tensor = _REQUIRED,
-    scale_a: Tensor = _REQUIRED,
-    scale_b: Tensor = _REQUIRED,
-    bias: Tensor | None = None,
-    scale_result: None = None,
-    out_dtype: torch.dtype = torch.bfloat16,
-    use_fast_accum: bool = False,
-    *,
-    activation: Activation | None = None,
-    residual: Tensor | None = None,
-    out_recipe: Any = None,
-    out_power_of_two: bool = False,
-    **aliases: Tensor,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Computes a call with the arguments of `torch._scaled_mm`."""
-    if scale_result is not None:
-        raise OperandError(
-            "scale_result is given, expected None: results in fp8 have scales of their own "
-            "(out_recipe)"
-        )
-    if aliases:
-        input, mat2 = renamed("scaled_mm", _ALIASES, aliases, input=input, mat2=mat2)
-    traced = torch.compiler.is_dynamo_compiling()
-    operands = input, mat2, scale_a, scale_b, bias, residual
-    rounding = None
+    operands = mat_a, mat_b, scale_a, scale_b, bias, residual
+    recipes = scale_recipe_a, scale_recipe_b, swizzle_a, swizzle_b, contraction_dim
+    options: tuple[Any, ...] = output_dtype, use_fast_accum, activation
     if out_recipe is not None or out_power_of_two is not False:
-        rounding = scaled_output.Rounding(out_recipe, out_power_of_two)
-    options = out_dtype, use_fast_accum, activation, *(rounding or ())
+        options += out_recipe, out_power_of_two
+    run = _run if sms is None else limited(_run, sms, mat_a, mat_b)
+    return run(operands, recipes, options)
 
+
+def _run(operands: tuple[Any, ...], recipes: tuple[Any, ...], options: tuple[Any, ...]) -> Result:
+    """Computes a call by its plan, by an operator, or by the override of a tensor type. `operands`
+    and `options` are those that `_TENSORS` and `_OPTIONS` name.
+    """
+    a, b, scale_a, scale_b, bias, residual = operands
+    if type(scale_a) is not Tensor or type(scale_b) is not Tensor:
+        scale_a = scaling_recipes.only("scale_a", scale_a)
+        scale_b = scaling_recipes.only("scale_b", scale_b)
+    traced = torch.compiler.is_dynamo_compiling()
+    if not traced and has_override(a, b, scale_a, scale_b, bias, residual):
+        tensors = dict(zip(_TENSORS, (a, b, scale_a, scale_b, bias, residual), strict=True))
+        named = dict(zip(_OPTIONS, options, strict=False))
+        result: Result = scaling_recipes.overridden(scaled_mm, tensors, recipes, named)
+        return result
+    recipe_a, recipe_b, swizzle_a, swizzle_b, contraction_dim = recipes
+    if not (swizzle_a is swizzle_b is None) or contraction_dim:
+        scaling_recipes.check_layout(a, b, swizzle_a, swizzle_b, contraction_dim)
+    scale_a, scale_b = scaling_recipes.of_matrices(
+        a, b, scale_a, recipe_a, scale_b, recipe_b, options[1]
+    )
+    operands = a, b, scale_a, scale_b, bias, residual
     if not traced:
         done = eager_scaled.run(operands, options)
         if done is not None:
             return done
-    result = _checked_call(traced, *operands, out_dtype, use_fast_accum, activation, rounding)
+    result = _by_operator(*_checked(operands, options))
     if not traced and eager_scaled.can_remember(operands, options):
-        extra = EpilogueArgs(activation or "", bias, residual)
-        dtype = out_dtype if rounding is None else torch.float32
-        calls = [
-            scaled_operator.call_of(input, mat2, scale_a, scale_b, dtype, use_fast_accum, extra)
-        ]
-        if rounding is not None:
-            calls.insert(0, scaled_output.fused_call(calls[0], result[1], out_power_of_two))
-        eager_scaled.remember(operands, options, *calls)
+        _remember(operands, options, result)
     return result
 
 
-def _by_recipes(
-    mat_a: Tensor,
-    mat_b: Tensor,
-    scale_a: Any,
-    scale_recipe_a: Any,
-    scale_b: Any,
-    scale_recipe_b: Any,
-    swizzle_a: Any = None,
-    swizzle_b: Any = None,
-    bias: Tensor | None = None,
-    output_dtype: torch.dtype = torch.bfloat16,
-    contraction_dim: Sequence[int] = (),
-    use_fast_accum: bool = False,
-    **options: Any,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Computes a call with the arguments of `torch.nn.functional.scaled_mm`. `options`: the
-    keywords of both forms.
+def _checked(operands: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns the operator of a call and its arguments. Raises TypeError, ValueError or
+    OperandError for arguments of which operators could not tell.
     """
-    scale_a, scale_b = scaling_recipes.check_scales(
-        mat_a, mat_b, scale_a, scale_recipe_a, scale_b, scale_recipe_b, use_fast_accum
-    )
-    scaling_recipes.check_swizzle("swizzle_a", swizzle_a)
-    scaling_recipes.check_swizzle("swizzle_b", swizzle_b)
-    scaling_recipes.check_contraction(contraction_dim)
-    return _by_scales(
-        mat_a,
-        mat_b,
-        scale_a,
-        scale_b,
-        bias,
-        out_dtype=output_dtype,
-        use_fast_accum=use_fast_accum,
-        **options,
-    )
-
-
-for _form in (_by_scales, _by_recipes):
-    _form.__name__ = _form.__qualname__ = "scaled_mm"  # the name in Python's own errors
-
-
-def _checked_call(
-    traced: bool,
-    input: Tensor,
-    mat2: Tensor,
-    scale_a: Tensor,
-    scale_b: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    out_dtype: torch.dtype,
-    use_fast_accum: bool,
-    activation: Activation | None,
-    rounding: scaled_output.Rounding | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Checks the types of the arguments, then calls the operator, or the override of a tensor
-    type. `rounding`: how the result becomes fp8, if it does.
-    """
-    result: Tensor | tuple[Tensor, Tensor]
-    given = {"input": input, "mat2": mat2, "scale_a": scale_a, "scale_b": scale_b}
-    given |= {name: t for name, t in (("bias", bias), ("residual", residual)) if t is not None}
-    if not traced and has_override(*given.values()):
-        keywords: dict[str, Any] = {n: t for n, t in given.items() if n in ("bias", "residual")}
-        keywords |= {"out_dtype": out_dtype, "use_fast_accum": use_fast_accum}
-        keywords |= {} if activation is None else {"activation": activation}
-        keywords |= {} if rounding is None else rounding.keywords
-        result = handle_torch_function(
-            scaled_mm, tuple(given.values()), input, mat2, scale_a, scale_b, **keywords
-        )
-        return result
-    for name, t in given.items():
-        problem.check_tensor(name, t)
+    for name, t in zip(_TENSORS, operands, strict=True):
+        if t is not None or name not in ("bias", "residual"):
+            problem.check_tensor(name, t)
+    *matrices, bias, residual = operands
+    dtype, fast, activation, *rounding = options
     function = problem.check_activation(activation)
-    if not isinstance(out_dtype, torch.dtype):
-        raise TypeError(f"out_dtype is {type(out_dtype).__name__}, expected a torch.dtype")
-    check_bool(use_fast_accum, "use_fast_accum")
-    operator: Any = torch.ops.outblas.scaled_mm.default
-    arguments: Any = (input, mat2, scale_a, scale_b, bias, out_dtype, use_fast_accum, function)
-    if rounding is not None:
-        recipe, power_of_two = rounding.checked(out_dtype)
-        operator = torch.ops.outblas.scaled_mm_quantized.default
-        arguments = (
-            *(input, mat2, scale_a, scale_b, recipe, bias),
-            *(power_of_two, use_fast_accum, function),
-        )
-    if traced:
-        result = _by_operator(operator, *arguments, residual)
-        return result
-    try:
-        result = _by_operator(operator, *arguments, residual)
-    except OperandError as error:
-        error.rename(_ALIASES)
-        raise
-    return result
+    scaled_output.check_dtype(dtype)
+    check_bool(fast, "use_fast_accum")
+    if not rounding:
+        operator = torch.ops.outblas.scaled_mm.default
+        return operator, *matrices, bias, dtype, fast, function, residual
+    recipe, power_of_two = scaled_output.check_rounding(rounding, dtype)
+    operator = torch.ops.outblas.scaled_mm_quantized.default
+    return operator, *matrices, recipe, bias, power_of_two, fast, function, residual
 
 
-def _by_operator(operator: Any, *given: Any) -> Any:
-    return operator(*given)
+def _by_operator(operator: Any, *arguments: Any) -> Any:
+    return operator(*arguments)
 
 
-_SMS = inspect.Parameter("sms", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=int | None)
-show_signature(scaled_mm, ("input", "mat2", "scale_a", "scale_b"), _by_scales, _SMS)
+def _remember(operands: tuple[Any, ...], options: tuple[Any, ...], result: Result) -> None:
+    """Keeps the plan of a call for calls like it."""
+    a, b, scale_a, scale_b, bias, residual = operands
+    dtype, fast, activation, *rounding = options
+    extra = EpilogueArgs(activation or "", bias, residual)
+    wide = torch.float32 if rounding else dtype
+    calls = [scaled_operator.call_of(a, b, scale_a, scale_b, wide, fast, extra)]
+    if rounding:
+        calls.insert(0, scaled_output.fused_call(calls[0], result[1], rounding[1]))
+    eager_scaled.remember(operands, options, *calls)

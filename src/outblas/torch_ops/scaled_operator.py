@@ -21,7 +21,7 @@ from outblas.call import (
 from outblas.call.default_kernel import PRODUCTION
 from outblas.call.dispatch import Call
 from outblas.call.epilogue import EpilogueArgs
-from outblas.call.errors import A, B, OperandError
+from outblas.call.errors import OperandError
 from outblas.call.sizes import holds
 from outblas.torch_ops import block_scales, eager_scaled, ops, scaled_output
 from outblas.torch_ops.schema import library
@@ -49,7 +49,7 @@ def checked(
     and the epilogue. Raises OperandError.
     """
     ops.check_activation(activation)
-    for name, t in ((A, a), (B, b)):
+    for name, t in (("mat_a", a), ("mat_b", b)):
         if t.dim() != 2:
             raise OperandError(f"{name} has {t.dim()} dimensions, expected 2")
         if t.dtype not in FORMATS:
@@ -57,9 +57,9 @@ def checked(
                 f"{name}.dtype is {t.dtype}, expected one of {', '.join(map(str, FORMATS))}"
             )
         if t.device != a.device:
-            raise OperandError(f"{name} is on {t.device} but {A} is on {a.device}")
+            raise OperandError(f"{name} is on {t.device} but mat_a is on {a.device}")
     if not holds(a.shape[1] == b.shape[0]):
-        raise OperandError(f"{A}.shape[1] is {a.shape[1]} but {B}.shape[0] is {b.shape[0]}")
+        raise OperandError(f"mat_a.shape[1] is {a.shape[1]} but mat_b.shape[0] is {b.shape[0]}")
     shape = a.shape[0], b.shape[1]
     for name, t in (("scale_a", scale_a), ("scale_b", scale_b)):
         if t.dtype != torch.float32 or t.device != a.device:
@@ -72,7 +72,7 @@ def checked(
     if dtype not in OUT_DTYPES:
         known = ", ".join(map(str, OUT_DTYPES))
         others = f", or {scaled_output.DTYPE} with out_recipe" if dtype in FORMATS else ""
-        raise OperandError(f"out_dtype is {dtype}, expected one of {known}{others}")
+        raise OperandError(f"output_dtype is {dtype}, expected one of {known}{others}")
     extra = EpilogueArgs(activation, bias, residual)
     return problem.check_epilogue_args(extra, shape, dtype, a.device), dtype, use_fast_accum, extra
 

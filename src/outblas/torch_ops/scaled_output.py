@@ -5,7 +5,8 @@ A result in fp8 is what `quantize` makes of the float32 values, so that it is ro
 can, `hopper.gemm` does so in the kernel that multiplies.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -16,7 +17,7 @@ from outblas.call.context_flag import check_bool
 from outblas.call.default_kernel import PRODUCTION
 from outblas.call.dispatch import Call
 from outblas.call.epilogue import EpilogueArgs
-from outblas.call.errors import A, B, OperandError
+from outblas.call.errors import OperandError
 from outblas.torch_ops import ops, quantize
 from outblas.torch_ops.autograd import summed
 from outblas.torch_ops.autograd_levels import record_gradients, refuse_gradients, within_forward
@@ -27,46 +28,41 @@ Tensor = torch.Tensor
 DTYPE = torch.float8_e4m3fn
 RECIPES = ("1x128",)  # those of `quantize` that results may have
 
-# used where it is unknown which of the two names was used
-SHOWN = {"a": "a (input)", "b": "b (mat2)"}
-
 define(
-    "scaled_mm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias=None, ScalarType? "
-    "out_dtype=None, "
+    "scaled_mm(Tensor mat_a, Tensor mat_b, Tensor scale_a, Tensor scale_b, Tensor? bias=None, "
+    "ScalarType? output_dtype=None, "
     "bool use_fast_accum=False, str activation='', Tensor? residual=None) -> Tensor"
 )
 define(
-    "scaled_mm_quantized(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, str recipe, "
+    "scaled_mm_quantized(Tensor mat_a, Tensor mat_b, Tensor scale_a, Tensor scale_b, str recipe, "
     "Tensor? bias=None, bool power_of_two=False, bool use_fast_accum=False, "
     "str activation='', Tensor? residual=None) -> (Tensor, Tensor)"
 )
 
 
-class Rounding(NamedTuple):
-    """How a call asks for a result in fp8: its arguments `out_recipe` and `out_power_of_two`."""
+def check_dtype(output_dtype: object) -> None:
+    """Raises TypeError for what is no dtype."""
+    if not isinstance(output_dtype, torch.dtype):
+        raise TypeError(f"output_dtype is {type(output_dtype).__name__}, expected a torch.dtype")
 
-    recipe: Any
-    power_of_two: Any
 
-    @property
-    def keywords(self) -> dict[str, Any]:
-        """The arguments by name."""
-        return {"out_recipe": self.recipe, "out_power_of_two": self.power_of_two}
+def check_rounding(rounding: Sequence[Any], output_dtype: torch.dtype) -> tuple[str, bool]:
+    """Returns the name of the recipe of a result in fp8, and whether its scales are powers of two.
+    `rounding`: `out_recipe` and `out_power_of_two`.
 
-    def checked(self, out_dtype: torch.dtype) -> tuple[str, bool]:
-        """Returns the name of the recipe, and whether scales are powers of two. Raises TypeError,
-        ValueError or OperandError for what is not covered.
-        """
-        check_bool(self.power_of_two, "out_power_of_two")
-        if self.recipe is None:
-            raise OperandError(
-                "out_power_of_two is True, expected False without out_recipe: there are no scales "
-                "to round"
-            )
-        name = recipe_name(self.recipe)
-        if out_dtype != DTYPE:
-            raise OperandError(f"out_dtype is {out_dtype}, expected {DTYPE} with out_recipe")
-        return name, self.power_of_two
+    Raises TypeError, ValueError or OperandError for what is not covered.
+    """
+    recipe, power_of_two = rounding
+    check_bool(power_of_two, "out_power_of_two")
+    if recipe is None:
+        raise OperandError(
+            "out_power_of_two is True, expected False without out_recipe: there are no scales to "
+            "round"
+        )
+    name = recipe_name(recipe)
+    if output_dtype != DTYPE:
+        raise OperandError(f"output_dtype is {output_dtype}, expected {DTYPE} with out_recipe")
+    return name, bool(power_of_two)
 
 
 def recipe_name(recipe: Any) -> str:
@@ -159,7 +155,7 @@ class _Gradients(torch.autograd.Function):
         for i, (name, needed) in enumerate(zip(_ARGUMENTS, ctx.needs_input_grad, strict=True)):
             if needed and i not in (_BIAS, _RESIDUAL):
                 raise NotImplementedError(
-                    f"{SHOWN.get(name, name)} requires grad, but only bias and residual of "
+                    f"{name} requires grad, but only bias and residual of "
                     "scaled_mm have gradients: expected a tensor that does not require grad"
                 )
         shape_bias, shape_residual = ctx.shapes
@@ -178,5 +174,5 @@ _ARGUMENTS = [argument.name for argument in ARGUMENTS["scaled_mm"]]
 _BIAS, _RESIDUAL = (_ARGUMENTS.index(name) for name in ("bias", "residual"))
 
 
-record_gradients("scaled_mm", _Gradients, {"a": A, "b": B})
-refuse_gradients("scaled_mm_quantized", "scaled_mm with out_recipe", {"a": A, "b": B}, SHOWN)
+record_gradients("scaled_mm", _Gradients)
+refuse_gradients("scaled_mm_quantized", "scaled_mm with out_recipe")
