@@ -4,7 +4,7 @@ partitions of K, it picks the one whose waves cost the fewest cycles by a simple
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -38,6 +38,8 @@ from outblas.hopper.gemm.scale_layout import are_all_wide
 from outblas.hopper.parts.config import HopperConfig
 from outblas.hopper.parts.config_limits import block_scaled_reason, gated_reason, quantized_reason
 
+Keys = frozenset[HopperConfig]
+
 # Where sums are promoted: tile_m, consumers, cluster_m, cluster_n, swap, widths. Wider tiles than
 # these need more registers.
 _PROMOTED_TILES = (
@@ -67,8 +69,9 @@ _ANY = torch.device("meta")  # the config depends on no device
 _ENOUGH_PROMOTED = 5  # stages; more are worth less than another epilogue stage
 
 
-def config(problem: Problem, gpu: Rates) -> HopperConfig:
-    """Returns the config for a problem on a GPU with these rates.
+def config(problem: Problem, gpu: Rates, keys: Keys | None = None) -> HopperConfig:
+    """Returns the config for a problem on a GPU with these rates. `keys`: the compile keys of the
+    configs to choose from, None for all. Raises ValueError where none of them takes the problem.
 
     A batch-invariant product processes K in one order. The heuristic may still choose tiles and
     their shape by M, because they do not change bits.
@@ -84,7 +87,7 @@ def config(problem: Problem, gpu: Rates) -> HopperConfig:
         scaled=False,
         epilogue=epilogue,
     )
-    return _best(alike, gpu)[1]
+    return _best(alike, gpu, keys)[1]
 
 
 def _is_alone(problem: Problem) -> bool:
@@ -119,34 +122,47 @@ def sums_halves(problem: Problem) -> bool:
 
 
 @functools.lru_cache(maxsize=512)
-def _best(problem: Problem, gpu: Rates) -> tuple[float, HopperConfig]:
+def _best(problem: Problem, gpu: Rates, keys: Keys | None = None) -> tuple[float, HopperConfig]:
     """Returns the config of the fewest cycles, and how many these are."""
-    call = _call_of(problem, gpu)
-    problem = call.problem
-    tiles = tiles_of(_IN_ONE_ORDER if problem.batch_invariant else Config())
-    formats = fp8.formats(problem.formats) if problem.formats else None
-    promoted = formats is not None and formats.promoted
-    candidates = _promoted_candidates(call, tiles) if promoted else _candidates(call, tiles)
-    if problem.epilogue.gated:
-        in_halves = sums_halves(problem)
-        candidates = (c for c in candidates if gated_reason(c.config, in_halves) is None)
-    if formats is not None and formats.block_a:
-        candidates = _with_scales(call, formats, candidates)
-    if problem.epilogue.scale_out:
-        gated = problem.epilogue.gated
-        candidates = (c for c in candidates if quantized_reason(c.config, gated) is None)
-    cycles = ConfigCycles.promoted_cycles if promoted else ConfigCycles.cycles
+    call = call_of(problem, gpu)
     fewest, best = math.inf, None
-    for candidate in candidates:
-        needed = cycles(candidate, call, fewest)
-        if needed < fewest:
-            fewest, best = needed, candidate.config
+    cycles = cycles_in(call)
+    for candidate in candidates(call):
+        if keys is None or candidate.key in keys:
+            needed = cycles(candidate, call, fewest)
+            if needed < fewest:
+                fewest, best = needed, candidate.config
     if best is None:
         raise ValueError("no config of the rule takes this problem")
     return fewest, best
 
 
-def _call_of(problem: Problem, gpu: Rates) -> ModelCall:
+def cycles_in(call: ModelCall) -> Callable[[ConfigCycles, ModelCall, float], float]:
+    """Returns the function of `ConfigCycles` that models a call."""
+    formats = call.problem.formats
+    promoted = bool(formats) and fp8.formats(formats).promoted
+    return ConfigCycles.promoted_cycles if promoted else ConfigCycles.cycles
+
+
+def candidates(call: ModelCall) -> Iterator[ConfigCycles]:
+    """Returns the configs that may suit a call."""
+    problem = call.problem
+    tiles = tiles_of(_IN_ONE_ORDER if problem.batch_invariant else Config())
+    formats = fp8.formats(problem.formats) if problem.formats else None
+    promoted = formats is not None and formats.promoted
+    suited = _promoted_candidates(call, tiles) if promoted else _candidates(call, tiles)
+    if problem.epilogue.gated:
+        in_halves = sums_halves(problem)
+        suited = (c for c in suited if gated_reason(c.config, in_halves) is None)
+    if formats is not None and formats.block_a:
+        suited = _with_scales(call, formats, suited)
+    if problem.epilogue.scale_out:
+        gated = problem.epilogue.gated
+        suited = (c for c in suited if quantized_reason(c.config, gated) is None)
+    return suited
+
+
+def call_of(problem: Problem, gpu: Rates) -> ModelCall:
     """Returns the call that a problem is for the model."""
     problem = operand_copies.aligned(problem)
     row_major = with_row_major_output(problem)[0]

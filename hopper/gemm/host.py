@@ -18,7 +18,13 @@ from outblas.call import fp8
 from outblas.call.artifact import Artifact
 from outblas.call.problem import Launch, Problem
 from outblas.call.sm_carveout import usable
-from outblas.hopper.gemm import gpc_placement, heuristic, operand_copies, rule_cycles
+from outblas.hopper.gemm import (
+    gpc_placement,
+    heuristic,
+    operand_copies,
+    packed_choice,
+    rule_cycles,
+)
 from outblas.hopper.gemm.canonical import CanonicalProblem, canonicalize, orient
 from outblas.hopper.gemm.config import Config, invalid_reason
 from outblas.hopper.gemm.launcher import launcher
@@ -209,7 +215,7 @@ def own_config(problem: Problem) -> HopperConfig:
     rates = device_rates(problem.device)
     if problem.sm_carveout:
         rates = rates._replace(sms=usable(rates.sms, 0, problem.sm_carveout))
-    config = heuristic.config(problem, rates)
+    config = packed_choice.config(problem, rates)
     if reason := config_unsupported_reason(problem, config):
         raise ValueError(f"kernel 'hopper.gemm': {reason}")
     return config

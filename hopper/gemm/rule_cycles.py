@@ -12,7 +12,7 @@ from outblas.call.problem import Problem
 from outblas.device import clusters
 from outblas.hopper.gemm import operand_copies
 from outblas.hopper.parts import tile_order
-from outblas.hopper.parts.config import HopperConfig
+from outblas.hopper.parts.config import HopperConfig, compile_key
 
 # The model's constants. Those for the start of a call and for GPC-local loads come from time stamps
 # and times of short calls (WORKLOG.md); the others are estimates.
@@ -130,6 +130,11 @@ class ConfigCycles:
         self._reduction = 0.0
         if c.split_k > 1:
             self._reduction = REDUCE_CYCLES + c.tile_m * c.tile_n * 4 * c.split_k / REDUCE_BYTES
+
+    @functools.cached_property
+    def key(self) -> HopperConfig:
+        """The config whose compiled kernel serves this one (`compile_key`)."""
+        return compile_key(self.config)
 
     def cluster_tiles(self, call: ModelCall) -> int:
         """Returns the number of cluster tiles of a call."""

@@ -71,7 +71,7 @@ def test_the_config_can_be_built_and_launched(problem: Problem, rates: heuristic
 def test_a_config_that_is_given_up_early_is_none_of_the_fastest(
     problem: Problem, rates: heuristic.Rates
 ) -> None:
-    call = heuristic._call_of(problem, rates)
+    call = heuristic.call_of(problem, rates)
     models = list(heuristic._candidates(call, rule_tiles.tiles_of(OWN_CONFIG)))
     whole = [model.cycles(call) for model in models]
 
