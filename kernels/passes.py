@@ -13,7 +13,7 @@ from outblas.base.compat.triton_private import CompiledKernel
 from outblas.base.cuda_graphs import capturing, not_ready
 from outblas.base.gpus import arch_of
 from outblas.device import language
-from outblas.device.cubin import Cubin, packed
+from outblas.device.cubin import Cubin, ready
 from outblas.device.triton_variant import Place, TritonVariant
 
 WARPS = 4
@@ -55,7 +55,7 @@ class Passes:
         key = kernel, _kinds(given), tuple(constants.values()), warps, device.index
         found = self._loaded.get(key)
         if found is None:
-            found = self._packed(key, given, constants)
+            found = self._ready(key, given, constants)
         if found is None:
             compiling.check_allowed(self._name)
             if capturing(device):
@@ -68,13 +68,13 @@ class Passes:
         with torch.cuda.device(device):
             found[*grid, *(1,) * (3 - len(grid))](*given, *named)
 
-    def _packed(
+    def _ready(
         self, key: tuple[Any, ...], given: tuple[Any, ...], constants: Mapping[str, Any]
-    ) -> Cubin | None:
-        """Returns a kernel from a pack, where one has it. Raises RuntimeError while a CUDA graph is
-        captured.
+    ) -> Any:
+        """Returns a kernel from a pack or of the worker (`cubin.ready`). Raises RuntimeError while
+        a CUDA graph is captured.
         """
-        if not pack.loaded():
+        if not (pack.loaded() or compiling.defers()):
             return None
         device = given[0].device
         if capturing(device):
@@ -82,7 +82,7 @@ class Passes:
         kernel, _, _, warps, index = key
         variant = _variant(kernel, given, constants, warps, arch_of(device))
         with torch.cuda.device(device):
-            found = packed(variant, index)
+            found = ready(variant, index)
         if found is not None:
             self._loaded[key] = found
         return found

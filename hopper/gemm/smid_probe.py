@@ -1,7 +1,7 @@
 """The launch of a kernel that reports on which SM each of its CTAs runs (`smid_kernel`)."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -12,6 +12,7 @@ from outblas.hopper.parts import compile
 class ProbeVariant:
     """The key of a compiled probe."""
 
+    keeper: ClassVar[str] = "outblas.hopper.gemm.packed:keep"
     cluster: int
 
     @property

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -31,6 +31,7 @@ EPILOGUE_TENSORS = ("addend", *TENSORS)
 class Variant:
     """The key of one compile. `layout` is that of A and B ("nt")."""
 
+    keeper: ClassVar[str] = "outblas.hopper.gemm.packed:keep"
     config: HopperConfig
     traits: KernelTraits
     dtype: torch.dtype

@@ -42,7 +42,7 @@ def full_name(variant: Any, parts: Sequence[str]) -> str:
     return f"{readable[: LONGEST_NAME - 13]}_{cache.digest(dataclasses.asdict(variant))[:12]}"
 
 
-class CompileKey(Protocol):
+class KernelKey(Protocol):
     """Identifies one compilation, compared by value."""
 
     @property
@@ -63,40 +63,58 @@ class CompiledCode:
     launch: str
 
 
-V = TypeVar("V", bound=CompileKey)
+V = TypeVar("V", bound=KernelKey)
 
 _compiling = forks.Lock()  # cute.compile is not thread-safe
-_loaded: dict[CompileKey, Callable[..., None]] = {}
+_loading = forks.Lock()
+_loaded: dict[KernelKey, Callable[..., None]] = {}
 
 
-def load(variant: CompileKey, build: Callable[[], Any]) -> Callable[..., None]:
+def load(variant: V, build: Callable[[], Any]) -> Callable[..., None]:
     """Returns the compiled kernel as a function of the tensors that it was compiled for, from
-    memory, from disk, or newly built.
+    memory, from disk, or newly built: by the worker, if the variant has a `keeper` and the call
+    does not wait for it. Raises CompilePending then.
     """
+    kernel = _loaded.get(variant)
+    if kernel is None:
+        key: Any = variant if hasattr(variant, "keeper") else None
+        kernel = cache.fetch(
+            variant.cache_key_fields,
+            build=lambda: _alone(build),
+            save=_saver(variant),
+            load=lambda path: _load(path, variant.name),
+            key=key,
+        )
+        kernel = _loaded.setdefault(variant, kernel)
+    return kernel
+
+
+def _load(path: Path, name: str) -> Callable[..., None]:
+    with _loading:
+        return exported.load(path, name)
+
+
+def _alone(build: Callable[[], Any]) -> Any:
     with _compiling:
-        if variant not in _loaded:
-            _loaded[variant] = cache.fetch(
-                variant.cache_key_fields,
-                build=build,
-                save=_saver(variant),
-                load=lambda path: exported.load(path, variant.name),
-            )
-        return _loaded[variant]
+        return build()
 
 
-def is_loaded(variant: CompileKey) -> bool:
+def is_loaded(variant: KernelKey) -> bool:
     """Returns whether `load` returns a kernel from memory."""
     return variant in _loaded
 
 
-def keep(variant: CompileKey, build: Callable[[], Any]) -> None:
+def keep(variant: KernelKey, build: Callable[[], Any]) -> None:
     """Builds a kernel onto disk for a later `load`, without loading it."""
-    with _compiling:
-        cache.warm(variant.cache_key_fields, build=build, save=_saver(variant))
+    cache.warm(variant.cache_key_fields, build=lambda: _alone(build), save=_saver(variant))
 
 
-def _saver(variant: CompileKey) -> Callable[[Any, Path], None]:
-    return lambda compiled, path: compiled.export_to_c(str(path), function_name=variant.name)
+def _saver(variant: KernelKey) -> Callable[[Any, Path], None]:
+    def save(compiled: Any, path: Path) -> None:
+        with _compiling:
+            compiled.export_to_c(str(path), function_name=variant.name)
+
+    return save
 
 
 def cache_key_fields(
@@ -129,7 +147,7 @@ def source_fingerprint() -> str:
     return sources.fingerprint(sys.modules[__name__.rpartition(".parts")[0]])
 
 
-def compile_code(variant: CompileKey, build: Callable[[str], Any]) -> CompiledCode:
+def compile_code(variant: KernelKey, build: Callable[[str], Any]) -> CompiledCode:
     """Returns the code of a variant, without a GPU. `build` compiles it with further options of the
     DSL.
     """
@@ -181,7 +199,7 @@ def artifact(
 def artifact_of(
     kernel: str,
     config: HopperConfig,
-    variant: CompileKey,
+    variant: KernelKey,
     build: Callable[[str], Any],
     smem_bytes: int,
     problem: Problem | GroupedProblem,

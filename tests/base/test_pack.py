@@ -331,5 +331,7 @@ def test_threads_wait_for_the_pack_of_the_environment(
 def test_a_value_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTBLAS_COMPILE", "no")
 
-    with pytest.raises(ValueError, match="OUTBLAS_COMPILE is 'no', expected 'never' or nothing"):
+    with pytest.raises(
+        ValueError, match="OUTBLAS_COMPILE is 'no', expected one of background, block, never"
+    ):
         fetch("four")

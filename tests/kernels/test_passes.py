@@ -150,7 +150,7 @@ def served(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> list[TritonVarian
         raise CompileForbidden(name)
 
     monkeypatch.setattr(kernel, "fn", forbid, raising=False)
-    monkeypatch.setattr(passes, "packed", packed)
+    monkeypatch.setattr(passes, "ready", packed)
     monkeypatch.setattr(passes, "arch_of", lambda device: 90)
     monkeypatch.setattr(pack, "loaded", lambda: ("a pack",))
     monkeypatch.setattr(compiling, "check_allowed", forbid)

@@ -32,7 +32,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from outblas.base import compiling, ownership, pack
 from outblas.base.facts import Facts
@@ -40,6 +40,9 @@ from outblas.base.facts import digest as digest
 from outblas.base.facts import text as facts_text
 from outblas.base.filesystems import network_filesystem as network_filesystem
 from outblas.base.ownership import Untrusted, shown
+
+if TYPE_CHECKING:
+    from outblas.base.compile_worker import CompileKey
 
 T = TypeVar("T")
 
@@ -135,13 +138,16 @@ def fetch(
     build: Callable[[], T],
     save: Callable[[T, Path], None],
     load: Callable[[Path], T],
+    key: "CompileKey | None" = None,
 ) -> T:
     """Returns the object that `facts` determine: loads it from disk, or builds and saves it.
 
     A pack that has the object comes before the disk. When several processes want one object at the
     same time, one builds it while the others wait. `save(object, path)` writes `path`; `load(path)`
     reads a temporary copy, which is deleted afterwards. A file that is damaged or cannot be trusted
-    is built again. Raises CompileForbidden where it would be built, but OUTBLAS_COMPILE forbids it.
+    is built again. Raises CompileForbidden where it would be built, but OUTBLAS_COMPILE forbids it,
+    and where calls do not wait for it (`compiling.defers`): the worker compiles what `key`
+    identifies. Where the disk cannot keep it, they wait.
     """
     packed = _from_pack(facts, load)
     if packed is not None:
@@ -156,6 +162,10 @@ def fetch(
     if loaded is not None:
         return loaded
     compiling.check_allowed(facts.get("kernel"))
+    if key is not None and compiling.defers():
+        from outblas.base import compile_worker  # imports much, and most processes need none
+
+        compile_worker.request(key, path)
     with _locked(path):
         loaded = _loaded(path, facts, load)
         if loaded is not None:

@@ -7,13 +7,12 @@ it at once, and so does such a call where `must_wait` says that torch must not s
 """
 
 import contextlib
+import functools
 import os
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-
-import torch
 
 from outblas.base import forks
 
@@ -76,12 +75,6 @@ class _Thread(threading.local):
 _thread = _Thread()
 _waiting = 0  # contexts of `waiting` in all threads: autograd has threads of its own
 _counting = forks.Lock()
-_TORCH = Path(torch.__file__).parent
-# Where torch runs compiled programs, whose graphs of CUDA are recorded after a few calls, and where
-# it computes a forward pass a second time.
-_REPEATING = tuple(
-    str(_TORCH / part) for part in ("utils/checkpoint.py", "_inductor", "_functorch/_aot_autograd")
-)
 
 
 @contextlib.contextmanager
@@ -121,26 +114,37 @@ def must_wait() -> bool:
     that what ran before can be captured in a CUDA graph. Calls that warm up for a capture run on a
     stream of their own, or in a compiled program.
     """
+    import torch
+
     return bool(
         _waiting
         or os.environ.get("OUTBLAS_STRICT") == "1"
         or torch.are_deterministic_algorithms_enabled()
         or (torch.distributed.is_available() and torch.distributed.is_initialized())
-        or _is_on_side_stream()
+        or (
+            torch.cuda.is_initialized()
+            and torch.cuda.current_stream() != torch.cuda.default_stream()
+        )
         or _is_repeated()
     )
 
 
-def _is_on_side_stream() -> bool:
-    return torch.cuda.is_initialized() and (
-        torch.cuda.current_stream() != torch.cuda.default_stream()
-    )
+@functools.cache
+def _repeating() -> tuple[str, ...]:
+    """Returns how the names of files of torch begin that run compiled programs, whose graphs of
+    CUDA are recorded after a few calls, and that compute a forward pass a second time.
+    """
+    import torch
+
+    folder = Path(torch.__file__).parent
+    parts = "utils/checkpoint.py", "_inductor", "_functorch/_aot_autograd"
+    return tuple(str(folder / part) for part in parts)
 
 
 def _is_repeated() -> bool:
     frame = sys._getframe()
     while (caller := frame.f_back) is not None:
-        if caller.f_code.co_filename.startswith(_REPEATING):
+        if caller.f_code.co_filename.startswith(_repeating()):
             return True
         frame = caller
     return False

@@ -71,13 +71,26 @@ def _address(t: torch.Tensor) -> Any:
 def kernel_of(variant: TritonVariant, device: int | None, name: str) -> Any:
     """Returns a kernel that can be launched. `device` is the index of the GPU on which the caller
     loads it, because a loaded kernel belongs to one GPU: there it may come from a pack instead.
-    Raises CompileForbidden with this name where it does not, and nothing may be compiled.
+    Where calls do not wait for a compile (`compiling.defers`), it comes from the cache on disk too.
+    Raises CompilePending then, or CompileForbidden with this name where nothing may be compiled.
     """
     if device is not None:
-        if cubin := packed(variant, device):
+        if cubin := ready(variant, device):
             return cubin
         compiling.check_allowed(name)
     return variant.compile()
+
+
+def ready(variant: TritonVariant, device: int) -> Any:
+    """Returns a kernel from a pack, or where calls do not wait for a compile one that the worker
+    has compiled, on the GPU of this index. Returns None where the caller is to compile it. Raises
+    as `cache.fetch`.
+    """
+    if cubin := packed(variant, device):
+        return cubin
+    if not compiling.defers():
+        return None
+    return variant.kept(lambda code: Cubin(Kept.from_bytes(code), variant, device))
 
 
 def packed(variant: TritonVariant, device: int) -> Cubin | None:

@@ -6,10 +6,10 @@ import ctypes
 import importlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from outblas.base import cache
 from outblas.base.facts import version_of
@@ -36,6 +36,7 @@ class TritonVariant:
         arch: The architecture (90 is sm_90).
     """
 
+    keeper: ClassVar[str] = f"{__name__}:TritonVariant.keep"
     module: str
     function: str
     signature: tuple[tuple[str, Any], ...]
@@ -100,12 +101,23 @@ class TritonVariant:
         """Compiles onto disk, and returns the facts that the code is found by. Raises ValueError
         for a kernel that `Kept` cannot describe.
         """
-
-        def save(compiled: Any, path: Path) -> None:
-            path.write_bytes(Kept.of(compiled, self).to_bytes())
-
-        cache.warm(self.cache_key_fields, build=self.compile, save=save)
+        cache.warm(self.cache_key_fields, build=self.compile, save=self._save)
         return self.cache_key_fields
+
+    def kept(self, load: Callable[[bytes], Any]) -> Any:
+        """Returns what `load` makes of the machine code (`Kept`) in a pack or on disk, or what
+        `compile` returns where the disk does not keep it. Raises as `cache.fetch`.
+        """
+        return cache.fetch(
+            self.cache_key_fields,
+            build=self.compile,
+            save=self._save,
+            load=lambda path: load(path.read_bytes()),
+            key=self,
+        )
+
+    def _save(self, compiled: Any, path: Path) -> None:
+        path.write_bytes(Kept.of(compiled, self).to_bytes())
 
 
 def _flat(place: Place, kind: Any) -> Iterator[tuple[Place, str]]:
