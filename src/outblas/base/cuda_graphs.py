@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from outblas.base import compiling
+
 
 def capturing(device: torch.device) -> bool:
     """Whether the current stream of a GPU is being captured into a CUDA graph."""
@@ -20,7 +22,7 @@ def not_ready() -> RuntimeError:
     """The error for a call that would compile, load or copy while a graph is captured."""
     return RuntimeError(
         "a CUDA graph is being captured, and the kernel of this call is not on the GPU yet: "
-        "outblas.warmup(function, *args) puts it there, or make the same call once before capturing"
+        "outblas.warmup(function, *args) puts it there"
     )
 
 
@@ -52,12 +54,13 @@ def warmup(function: Callable[..., object], /, *args: Any, **kwargs: Any) -> Non
     if not callable(function):
         raise TypeError(f"function is {type(function).__name__}, expected something to call")
     if not torch.cuda.is_available():
-        function(*args, **kwargs)
+        with compiling.waiting():
+            function(*args, **kwargs)
         return
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError("a CUDA graph is being captured: call outblas.warmup before, not inside")
     side, current = torch.cuda.Stream(), torch.cuda.current_stream()
     side.wait_stream(current)
-    with torch.cuda.stream(side):
+    with torch.cuda.stream(side), compiling.waiting():
         function(*args, **kwargs)
     current.wait_stream(side)

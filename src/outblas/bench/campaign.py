@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from outblas.base import progress
+from outblas.base import compiling, progress
 from outblas.bench import burst, cold, schedule, sustained, turn
 from outblas.bench.clock import Clock
 from outblas.bench.operation import Operation
@@ -147,7 +147,7 @@ class Campaign:
         """
         case = task.case(self.operation)
         try:
-            with watchdog(CHECK_SECONDS, f"{provider.label} {case}"):
+            with compiling.waiting(), watchdog(CHECK_SECONDS, f"{provider.label} {case}"):
                 # Prepared before the check: a provider that chooses among algorithms must choose
                 # for these operands and their addresses.
                 call = provider.prepare(*operands)

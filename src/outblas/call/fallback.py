@@ -12,6 +12,7 @@ import torch
 from torch.nn.functional import pad
 
 from outblas.base.compat.torch_private import as_plain
+from outblas.base.compiling import CompilePending
 from outblas.call import epilogue, problem
 from outblas.call.epilogue import EpilogueArgs, apply
 from outblas.call.sm_carveout import kept_by_torch
@@ -34,11 +35,15 @@ class FallbackWarning(UserWarning):
     """
 
 
-def warn_fallback(cause: str) -> None:
-    """Warns, once per cause, that torch computes calls of this kind.
+def warn_fallback(cause: str | Exception) -> None:
+    """Warns, once per cause, that torch computes calls of this kind. Says nothing of those whose
+    kernel is being compiled.
 
     Raises RuntimeError when OUTBLAS_STRICT=1.
     """
+    if isinstance(cause, CompilePending):
+        return
+    cause = str(cause)
     if os.environ.get("OUTBLAS_STRICT") == "1":
         raise RuntimeError(f"OUTBLAS_STRICT=1 forbids the fallback to torch: {cause}")
     if torch.compiler.is_compiling():

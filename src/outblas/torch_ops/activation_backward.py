@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outblas.base import compiling
 from outblas.base.compat.torch_private import below_autograd, from_below
 from outblas.base.compiling import CompileForbidden
 from outblas.call import fallback, hooks
@@ -83,10 +84,11 @@ def _compute(grad: Tensor, x: Tensor, activation: str) -> Tensor:
             fallback.warn_once(str(error))
         else:
             try:
-                result: Tensor = kernels.backward(grad, x, activation)
+                with compiling.deferred():
+                    result: Tensor = kernels.backward(grad, x, activation)
                 return result
             except CompileForbidden as error:
-                fallback.warn_fallback(str(error))
+                fallback.warn_fallback(error)
     return formula(grad, x, activation).contiguous()
 
 

@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 from torch.overrides import handle_torch_function
 
+from outblas.base import compiling
 from outblas.base.compat.torch_private import (
     dispatch_mode_count,
     forward_levels,
@@ -136,12 +137,13 @@ def compute(x: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
     arguments = _checked(x, *given)
     if x.device.type == "cuda" and torch.version.cuda is not None and x.numel():
         try:
-            result: tuple[Tensor, Tensor] = hooks.quantize_kernels.get().quantize(x, *arguments)
+            with compiling.deferred():
+                result: tuple[Tensor, Tensor] = hooks.quantize_kernels.get().quantize(x, *arguments)
             return result
         except ImportError as error:
             fallback.warn_once(str(error))
         except CompileForbidden as error:
-            fallback.warn_fallback(str(error))
+            fallback.warn_fallback(error)
     return by_torch(x, *arguments)
 
 
