@@ -11,6 +11,7 @@ from outblas.base import compiling
 from outblas.base.compiling import CompileFailed, CompilePending
 from outblas.call import dispatch, launcher
 from outblas.call.dispatch import Call
+from outblas.call.epilogue import EpilogueArgs
 
 A, B = torch.ones(2, 3), torch.ones(3, 4)
 TORCHS, OURS = torch.full((2, 4), 3.0), torch.full((2, 4), 7.0)
@@ -100,10 +101,45 @@ def test_a_graph_does_not_capture_torchs_kernel(
         dispatch.run(call())
 
 
+E4M3 = torch.float8_e4m3fn
+VALUES = torch.arange(-64, 64).view(8, 16).to(E4M3), torch.arange(128).view(8, 16).to(E4M3)
+SCALES = {
+    "tensors": (torch.tensor(0.5), torch.tensor(0.25)),
+    "rows": (torch.arange(1.0, 9).view(8, 1), torch.arange(1.0, 9).view(1, 8)),
+    "mixed": (torch.tensor(0.5), torch.arange(1.0, 9).view(1, 8)),
+    "blocks": (torch.ones(8, 1), torch.ones(1, 8)),
+}
+
+
+def fp8_call(kind: str, activation: str = "", **tensors: torch.Tensor) -> Call:
+    """A product of pairs of values, as `scaled_mm` plans it."""
+    a, b = (t.view(torch.bfloat16) for t in VALUES)
+    extra = EpilogueArgs(activation, **tensors)
+    blocks = " promoted 1x128 1x128" if kind == "blocks" else ""
+    scaled = {"extra": extra, "scales": SCALES[kind], "formats": f"e4m3 e4m3{blocks}"}
+    return call(a=a, b=b.t(), out_dtype=torch.bfloat16, **scaled)
+
+
 @pytest.mark.usefixtures("worker")
-def test_pairs_of_fp8_are_not_torchs() -> None:
-    with pytest.raises(CompilePending):
-        dispatch.run(call(formats="e4m3 e4m3"))
+@pytest.mark.parametrize("kind", ["tensors", "rows"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_torch_computes_products_of_fp8_operands(kind: str, fused: bool) -> None:
+    (a, b), (scale_a, scale_b) = VALUES, SCALES[kind]
+    expected = (scale_a * a.float()) @ (scale_b * b.float().t())
+    tensors = {}
+    if fused:
+        tensors = {name: torch.full((8, 8), 3.0).bfloat16() for name in ("bias", "residual")}
+        expected = (expected.bfloat16() + 3).relu() + 3
+
+    result = dispatch.run(fp8_call(kind, "relu" if fused else "", **tensors))
+
+    torch.testing.assert_close(result, expected.bfloat16(), rtol=0.01, atol=0)
+
+
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize("kind", ["mixed", "blocks"])
+def test_calls_wait_that_torch_does_not_take(kind: str) -> None:
+    assert torch.equal(dispatch.run(fp8_call(kind)), torch.full((8, 8), 7.0).bfloat16())
 
 
 # ---- who waits

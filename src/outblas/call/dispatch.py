@@ -134,7 +134,15 @@ class PendingPlan:
     def __call__(self, a: Tensor, *given: Any) -> Tensor:
         if self.plan is None and capturing(a.device):
             raise not_ready()  # a graph would launch torch's kernel for good
-        return (self.resolved() or self._by_torch)(a, *given)
+        if (plan := self.resolved()) is None:
+            try:
+                return self._by_torch(a, *given)
+            except (RuntimeError, ValueError):  # torch does not take it, or says what is wrong
+                with compiling.waiting():
+                    plan = self.resolved()
+                if plan is None:
+                    raise
+        return plan(a, *given)
 
     def resolved(self) -> Plan | None:
         """Returns the plan that takes its place; None while there is none."""
@@ -217,8 +225,7 @@ def find_plan(call: Call, *, by_torch: bool = True) -> Plan:
     """Returns the plan for calls like this one. Raises as `run`.
 
     Where the kernel may not be compiled, torch computes the call. Without `by_torch`, raises
-    CompileForbidden then. While the kernel is being compiled, the plan is pending (`is_pending`);
-    there is none for pairs of fp8 operands, and CompilePending is raised.
+    CompileForbidden then. While the kernel is being compiled, the plan is pending (`is_pending`).
     """
     key = _cache_key(call)
     plan = _plans.get(key)
@@ -444,7 +451,7 @@ def _plan_of(
             with _deferred(call):
                 launch = launcher.best_launcher(problem, call.tune, no_product=no_product)
     except CompilePending as error:
-        if call.formats:
+        if call.formats and fp8.formats(call.formats).block_a:
             raise
         again = partial(_plan_of, _without_tensors(call), problem, memory, by_torch=True)
         return PendingPlan(_fallback_plan(call, str(error), warns=False), again, generation)
@@ -462,7 +469,8 @@ def _deferred(call: Call) -> contextlib.AbstractContextManager[None]:
     compute the call meanwhile.
     """
     named = call.kernel or (call.tune or os.environ.get("OUTBLAS_TUNE")) == "on"
-    return compiling.deferred(not (named or call.batch_invariant))
+    in_blocks = bool(call.formats) and fp8.formats(call.formats).block_a > 0
+    return compiling.deferred(not (named or call.batch_invariant or in_blocks))
 
 
 def _without_kernel(call: Call, problem: Problem) -> Plan | None:
@@ -681,7 +689,7 @@ def _swapped(call: Call) -> Call:
 
 def _fallback_plan(call: Call, reason: str, *, warns: bool = True) -> Plan:
     """Returns a plan that calls torch functions, and warns that it does where no kernel could."""
-    out_dtype = call.out_dtype
+    out_dtype, formats = call.out_dtype, call.formats
     activation = None if call.extra is None else call.extra.activation
 
     def execute(
@@ -698,9 +706,11 @@ def _fallback_plan(call: Call, reason: str, *, warns: bool = True) -> Plan:
         if out is not None:
             check_separate(a, b, c, out, beta)
         if activation is not None:
-            extra = EpilogueArgs(activation, *tensors)
+            extra = EpilogueArgs(activation, *tensors[:3])
             if out is not None or extra.aux is not None:
                 check_epilogue_separate(a, b, c, out, beta, *tensors)
+            if formats:
+                return fallback.scaled(a, b, out, out_dtype, formats, extra, *tensors[3:])
             return fallback.fused(a, b, c, out, alpha, beta, out_dtype, extra)
         if c is None:
             return fallback.matmul(a, b, out, out_dtype)

@@ -11,14 +11,15 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from outblas.base.compat.torch_private import as_plain
+from outblas.base.compat.torch_private import as_plain, scaled_mm
 from outblas.base.compiling import CompilePending
-from outblas.call import epilogue, problem
+from outblas.call import epilogue, fp8, problem
 from outblas.call.epilogue import EpilogueArgs, apply
 from outblas.call.sm_carveout import kept_by_torch
 
 # Frames of files below these folders do not belong to the caller.
 _OURS = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
+_FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 _seen: set[str] = set()  # causes and messages that have been shown
 
 
@@ -106,6 +107,32 @@ def addmm(
     if out is None:
         return torch.addmm(c, a, b, alpha=alpha, beta=beta)
     return torch.addmm(c, a, b, alpha=alpha, beta=beta, out=out)
+
+
+@kept_by_torch
+def scaled(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    formats: str,
+    extra: EpilogueArgs,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+) -> torch.Tensor:
+    """Computes a product of pairs of fp8 operands (`Problem.formats`), whose scales do not vary
+    along K, by torch's own, and then its epilogue. Raises RuntimeError or ValueError where torch
+    takes no such operands or scales.
+    """
+    kinds, dtype = fp8.formats(formats), out_dtype or torch.bfloat16
+    values = a.view(_FP8[kinds.a]), b.mT.view(_FP8[kinds.b]).mT
+    fast = not kinds.promoted
+    x = scaled_mm(*values, scale_a, scale_b, out_dtype=dtype, use_fast_accum=fast)
+    activation, bias, residual, _ = extra
+    if activation or bias is not None or residual is not None:
+        x = x.float() if bias is None else x.float() + bias
+        x = apply(x, activation, residual).to(dtype)
+    return x if out is None else out.copy_(x)
 
 
 @kept_by_torch

@@ -15,6 +15,7 @@ from outblas.base.compat.torch_private import forward_levels as _forward_levels
 from outblas.base.compat.torch_private import function_mode_count as _function_modes
 from outblas.base.compat.torch_private import profiled as _profiled
 from outblas.base.compat.torch_private import tensor_guard
+from outblas.base.compiling import CompileForbidden
 from outblas.call import dispatch, quantization
 from outblas.call.dispatch import Call, Plan
 from outblas.call.epilogue import glu_split
@@ -61,9 +62,12 @@ def run(operands: Operands, options: Options) -> Result | None:
     key = _key(operands, options)
     for matches, plan, in_blocks, is_wide in _cache.get(key, ()) if key is not None else ():
         if matches(*_guarded(operands)):
-            if len(options) > 3:
-                return _launch_quantized(plan, in_blocks, is_wide, operands, options)
-            return launch(plan, in_blocks, *operands)
+            try:
+                if len(options) > 3:
+                    return _launch_quantized(plan, in_blocks, is_wide, operands, options)
+                return launch(plan, in_blocks, *operands)
+            except CompileForbidden:  # for these rows; the operator knows what to do
+                return None
     return None
 
 
