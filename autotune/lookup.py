@@ -141,6 +141,7 @@ class TuningIndex:
         for workload in self._measured:
             self._rows.setdefault(_layer(workload), set()).add(workload.M)
         self._choices = functools.lru_cache(MOST_CHOICES)(self._ranked)
+        self._in_reach = functools.lru_cache(64)(self._in_reach_of_layer)
         self._akin: dict[tuple[object, ...], list[TunedEntry]] = {}  # by kind, and L2
         # By the identity of an entry: what the model predicts for it at its own workload.
         self._predictions: dict[int, float | None] = {}
@@ -253,12 +254,25 @@ class TuningIndex:
         return [choice for _, choice in ranked]
 
     def _within_reach(self, workload: Workload) -> list[TunedEntry]:
-        near: dict[bool, list[tuple[float, int, TunedEntry]]] = {True: [], False: []}
-        for place, entry in enumerate(self._of_kind(workload)):
-            apart = round(math.dist(entry.doublings, map(math.log2, workload.shape)), 9)
+        rows, apart_of = math.log2(workload.M), []
+        for apart, place, entry in self._in_reach(replace(workload, M=1)):
+            apart = round(math.hypot(apart, entry.doublings[0] - rows), 9)
             if apart <= REACH:
-                near[entry.origin == COUSIN].append((apart, place, entry))
-        return [entry for *_, entry in sorted(near[False] or near[True])[:NEIGHBOURS]]
+                apart_of.append((entry.origin == COUSIN, apart, place, entry))
+        near = sorted(apart_of)[:NEIGHBOURS]
+        return [entry for is_cousin, *_, entry in near if is_cousin == near[0][0]]
+
+    def _in_reach_of_layer(self, layer: Workload) -> list[tuple[float, int, TunedEntry]]:
+        """Returns the winners whose N and K are within reach of a workload's, how far they are, and
+        their places among those of its kind.
+        """
+        columns, terms = math.log2(layer.N), math.log2(layer.K)
+        found = []
+        for place, entry in enumerate(self._of_kind(layer)):
+            _, n, k = entry.doublings
+            if (apart := math.hypot(n - columns, k - terms)) <= REACH:
+                found.append((apart, place, entry))
+        return found
 
     def _of_kind(self, workload: Workload) -> list[TunedEntry]:
         """Returns the winners that apply to the kind of a bare workload, however far they are."""

@@ -251,7 +251,9 @@ def launcher(
     schedule: TileSchedule,
 ) -> Launcher:
     """Returns the launcher of a compiled kernel for a problem."""
-    views = tuple(
-        epilogue_tensor_view(canonical, variant.traits, name) for name in EPILOGUE_TENSORS
-    )
+    views: tuple[TensorView | None, ...] = (None,) * len(EPILOGUE_TENSORS)
+    if not variant.traits.plain:
+        views = tuple(
+            epilogue_tensor_view(canonical, variant.traits, name) for name in EPILOGUE_TENSORS
+        )
     return Launcher(run, canonical, variant, schedule, canonical.matrix_views(), views)

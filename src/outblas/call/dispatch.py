@@ -436,7 +436,8 @@ def _plan_of(
     generation = compiling.generation  # before the kernel is looked for
     try:
         if make is not None:
-            with torch.cuda.device(problem.device), _deferred(call):
+            may_wait = bool(call.kernel) or call.batch_invariant
+            with torch.cuda.device(problem.device), compiling.deferred(not may_wait):
                 return _kernel_plan(memory, make(problem.M))
         if plan := _without_kernel(call, problem):
             return plan
