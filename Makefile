@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check coverage machine-code snapshot bench-host native fuzz chaos mutation pages docs release-check lint types-of-package types-of-tests clean
+.PHONY: demo test check coverage machine-code snapshot bench-host native wheel-packs fuzz chaos mutation pages docs release-check lint types-of-package types-of-tests clean
 
 demo: $(READY)
 	$(BIN)/outblas demo
@@ -66,6 +66,18 @@ build/native/.built: $(READY) $(wildcard native/src/*) native/setup.py
 	mkdir -p build/native
 	cd native && ../$(BIN)/python setup.py -q build_ext --build-lib ../build/native --build-temp ../build/native-objects
 	touch $@
+
+# The packs that the wheel carries, in src/outblas/packs: half an hour of two idle cores, without a GPU. They are built
+# with the DSL's libraries for CUDA 12, whose code newer drivers run too: the DSL takes them where the driver is of
+# CUDA 12, as the one that is compiled here says. WHEEL_PACKS=--dry-run compiles nothing; it also names kinds.
+WHEEL_PACKS ?=
+
+wheel-packs: build/driver12/libcuda.so.1
+	LD_LIBRARY_PATH=$(<D) $(BIN)/python -m tools.wheel_packs $(WHEEL_PACKS)
+
+build/driver12/libcuda.so.1: $(READY)
+	mkdir -p $(@D)
+	echo 'int cuDriverGetVersion(int *version) { return *version = 12090, 0; }' | $(CC) -shared -fPIC -x c -o $@ -
 
 # Not a part of CI: random calls beside torch's. FUZZ_DEVICE=cuda runs them on a GPU, and named kernels too.
 FUZZ_CALLS ?= 40000

@@ -63,6 +63,7 @@ def wheel_faults(files: Iterable[str], root: Path, version: str) -> list[str]:
         *expected_modules(root),
         "outblas/py.typed",
         *(f"outblas/autotune/tables/{path.name}" for path in root.glob("autotune/tables/*.json")),
+        *(f"outblas/packs/{path.name}" for path in root.glob("src/outblas/packs/*.pack")),
         *(f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt")),
         f"{info}/licenses/LICENSE",
     }
