@@ -406,7 +406,7 @@ def test_a_budget_that_ends_before_the_first_trial_is_named(
         (ValueError, "input is on cpu, expected an NVIDIA GPU", lambda: outblas.tune(A, B)),
         (TypeError, "input is list, expected a torch.Tensor", lambda: TUNE([1.0], B)),
         (ValueError, r"input.shape\[1\] is 5 but other", lambda: outblas.tune(A, B[:4])),
-        (TypeError, "unexpected keyword argument 'a'", lambda: outblas.tune(A, B, **{"a": A})),
+        (TypeError, "unexpected keyword argument 'a'", lambda: TUNE(A, B, a=A)),
         (ValueError, "out_dtype is", lambda: outblas.tune(A, B, out_dtype=torch.float16)),
     ],
 )

@@ -77,7 +77,7 @@ def scaled(operand: torch.Tensor, scale: torch.Tensor, recipe: str) -> torch.Ten
 
 def with_recipes(
     a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor
-) -> tuple[Any, ...]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, ScalingType, torch.Tensor, ScalingType]:
     """The first arguments of `scaled_mm` for scales that tell by their shapes what they are of, as
     those of its operator.
     """

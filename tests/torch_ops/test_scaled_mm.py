@@ -201,7 +201,7 @@ BIAS, RESIDUAL = torch.randint(-4, 5, (N,)).to(BF16), torch.randint(-4, 5, (M, N
 HALF = torch.tensor(0.5)
 ROWS, COLUMNS = torch.full((M, 1), 2.0), torch.full((1, N), 0.25)
 ONE = ScalingType.TensorWise
-PLAIN = {
+PLAIN: dict[str, Any] = {
     "mat_a": A,
     "mat_b": B,
     "scale_a": HALF,

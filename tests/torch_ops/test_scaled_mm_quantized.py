@@ -11,7 +11,8 @@ from support.fp8 import E4M3, E5M2, fp8_operands, with_recipes
 from support.scaled_plans import product_of_pairs
 from torch.nn.functional import ScalingType
 
-from outblas import OperandError, quantize, scaled_mm
+import outblas
+from outblas import OperandError, quantize
 from outblas.base import registry
 from outblas.base.compiling import CompileForbidden
 from outblas.call import dispatch, launcher
@@ -25,6 +26,7 @@ from outblas.torch_ops import scaled_operator, scaled_output
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 
 Tensor = torch.Tensor
+scaled_mm: Any = outblas.scaled_mm  # overloads do not take several dicts of arguments
 ONE = torch.ones(())
 FP8: dict[str, Any] = {"output_dtype": E4M3, "out_recipe": "1x128"}
 
@@ -196,7 +198,8 @@ def test_warm_calls_do_not_pass_the_operator(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor those that another kernel quantizes. Options make calls of their own."""
-    operands = with_recipes(*fp8_operands(40, 512, 160, most=2), ONE, ONE)
+    a, b = fp8_operands(40, 512, 160, most=2)
+    operands = with_recipes(a, b, ONE, ONE)
     called: list[Any] = []
     by_operator = module._by_operator
 
