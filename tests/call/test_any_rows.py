@@ -199,8 +199,8 @@ def test_numbers_of_rows_share_choices_up_to_the_next_of_a_series() -> None:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[Any, Any]]:
-    """An H100 whose kernels are all compiled; the dictionary has those that were loaded. Tensors of the CPU
-    count as its own. Where a call would wait for it, or compile, it fails.
+    """An H100 whose kernels are all compiled; the dictionary has those that were loaded. Tensors of
+    the CPU count as its own. Where a call would wait for it, or compile, it fails.
     """
     loaded: dict[Any, Callable[..., None]] = {}
     context, h100 = unprobed_context(), gpus.imagined("H100")
