@@ -66,8 +66,8 @@ DEEPSEEK = (
     *((36864, 7168), (18432, 7168), (7168, 18432), (4096, 7168), (2048, 7168), (7168, 2048)),
     (129280, 7168),
 )
-PLAIN = ("", *("relu", "gelu", "gelu_tanh", "silu"))
-PLAIN += ("bias", *(f"bias+{activation}" for activation in PLAIN[1:]))
+ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
+PLAIN = ("", "bias", *ACTIVATIONS, *(f"bias+{activation}" for activation in ACTIVATIONS))
 GATED = ("swiglu", "geglu", "geglu_tanh")
 FP8 = ("fp8-e4m3 tensorwise", "fp8-e4m3 rowwise", "fp8-e4m3 1x128:128x128")
 

@@ -312,8 +312,8 @@ def _load_by_itself() -> None:
         if _environment_read:
             return
         try:
-            if path := os.environ.get("OUTBLAS_PACK"):
-                _load_quietly(Path(path), _loaded, "OUTBLAS_PACK")
+            if chosen := os.environ.get("OUTBLAS_PACK"):
+                _load_quietly(Path(chosen), _loaded, "OUTBLAS_PACK")
             for path in sorted(SHIPPED.glob("*.pack")):
                 _load_quietly(path, _shipped, path.name)
         finally:  # other threads wait until the pack is there

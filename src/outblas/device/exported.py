@@ -160,7 +160,8 @@ class _Linked:
         return int(self._code[offset:].view("u1")[: np.dtype(kind).itemsize].view(kind)[0])
 
     def _of_type(self, kind: int) -> Array:
-        return self._sections[self._sections["type"] == kind]
+        sections: Array = self._sections[self._sections["type"] == kind]
+        return sections
 
     def _content(self, section: Any) -> Array:
         return self._code[int(section["offset"]) :][: int(section["size"])]
