@@ -42,6 +42,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from outblas.base import compiling
+from outblas.base.compiling import CompilePending
 from outblas.base.cuda_graphs import capturing
 from outblas.call import fallback
 from outblas.call.problem import Launch
@@ -202,7 +204,12 @@ def _observe(
     seen.attempts += 1
     try:
         pairs = TRIES if seen.attempts == 1 else 1
-        sms, all_free = _probe(context_map, device, cluster, clusters, pairs)
+        with compiling.deferred():
+            sms, all_free = _probe(context_map, device, cluster, clusters, pairs)
+    except CompilePending:  # nothing was probed
+        seen.attempts -= 1
+        seen.due = time.monotonic() + 1.0
+        return
     except Exception as error:  # whatever it is, a product must not fail for its tile order
         if seen.attempts == 1:
             fallback.warn_once(

@@ -13,6 +13,7 @@ import torch
 from support.gemm_problems import SMALL_TILE, gemm_config, record_launches
 from support.probed_gpu import SM_COUNT, FakeGpu, unprobed_context
 
+from outblas.base.compiling import CompilePending
 from outblas.call.problem import problem
 from outblas.device import driver, raster
 from outblas.hopper import gemm
@@ -233,6 +234,51 @@ def test_a_probe_that_cannot_be_launched_costs_speed_only(gpu: FakeGpu) -> None:
 
     assert call.tables == [BY_COLUMNS, current_table()]
     assert call.tables[1] != BY_COLUMNS
+
+
+def test_a_probe_that_is_being_compiled_is_no_attempt(gpu: FakeGpu) -> None:
+    gpu.failure = CompilePending("the probe")
+    call = PlannedCall()
+    for _ in range(3 * gpc_placement.RETRIES):
+        call.run()
+        gpu.clock.now += 1.0
+    gpu.failure = None
+    call.run()
+
+    assert call.tables[-2:] == [BY_COLUMNS, current_table()]
+    assert call.tables[-1] != BY_COLUMNS
+
+
+def test_a_call_waits_for_no_probe(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread for it may take long; meanwhile no call asks for another."""
+    asked: list[Callable[[], None]] = []
+    monkeypatch.setattr(driver, "background", lambda: SimpleNamespace(submit=asked.append))
+    call = PlannedCall()
+    for _ in range(5):
+        call.run()
+        gpu.clock.now += 100.0
+    (probe,) = asked
+    assert gpu.probes == 0
+    probe()
+    call.run()
+
+    assert call.tables == [BY_COLUMNS] * 5 + [current_table()]
+
+
+def test_the_thread_leaves_other_contexts_alone(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in the primary one."""
+    asked: list[Callable[[], None]] = []
+    monkeypatch.setattr(driver, "background", lambda: SimpleNamespace(submit=asked.append))
+    call = PlannedCall()
+    green, gpu.context = gpu.context, unprobed_context()
+    asked[0]()
+    gpu.context = green
+    call.run()
+
+    assert gpu.probes == 0
+    assert call.tables == [BY_COLUMNS]
 
 
 def test_contexts_have_tables_of_their_own(gpu: FakeGpu, failed: PlannedCall) -> None:
