@@ -168,12 +168,12 @@ def _run(
     name = problem.check_name("kernel", kernel, KERNELS, " or None", "None or ")
     function = problem.check_activation(activation) if activation is not None else ""
     grouped.check_types(mat_a, mat_b, out_dtype, _TENSORS, tensors)
-    if tensors[3] is not None:
+    offs, bias, residual, aux, a_index, scatter_index, scatter_weights, counts = tensors
+    if aux is not None:
         read = _after_operands(tensors, function, out_dtype, name)
-        result = ops.grouped_gemm_to_aux(tensors[3], mat_a, mat_b, *read)
+        result = ops.grouped_gemm_to_aux(aux, mat_a, mat_b, *read)
         return result
-    offs, bias, residual, _, *rows = tensors
-    has_rows = any(t is not None for t in rows)
+    has_rows = not (a_index is scatter_index is scatter_weights is counts is None)
     beside = NO_TENSORS
     if has_rows or not (bias is residual is None):
         beside = GroupedTensors(*tensors[1:])

@@ -86,8 +86,8 @@ def scaled_grouped_mm(
         mat_a: float8_e4m3fn or float8_e5m2. Contiguous rows at multiples of 16 bytes are fastest.
         mat_b: Of either dtype, on the same device. Contiguous columns, as those of transposed
             weights (G, N, K), are fastest.
-        scale_a: float32, of any strides: one of each row and 128 terms. It may be the only element
-            of a list, as may all of the next five.
+        scale_a: float32, of any strides: one of each row and 128 terms. A list of one is taken
+            too, as it is of recipes and swizzles.
         scale_recipe_a: BlockWise1x128 of `torch.nn.functional.ScalingType`.
         scale_b: float32, of any strides: one of each 128 terms and 128 columns; where terms are
             divided, of each column and 128 terms.
@@ -149,13 +149,14 @@ def _run(tensors: tuple[Any, ...], recipes: tuple[Any, ...], options: tuple[Any,
     """Computes a call by its plan, by the operator, or by the override of a tensor type. `tensors`
     and `options` are those that `_TENSORS` and `_OPTIONS` name.
     """
-    mat_a, mat_b, scale_a, scale_b, offs, *beside = tensors
+    mat_a, mat_b, scale_a, scale_b, offs, bias, residual, *rows = tensors
     scale_a = scaling_recipes.only("scale_a", scale_a)
     scale_b = scaling_recipes.only("scale_b", scale_b)
+    beside = offs, bias, residual, *rows
     is_traced = torch.compiler.is_dynamo_compiling()
     result: Tensor
     if not is_traced:
-        overriding = mat_a, mat_b, scale_a, scale_b, offs, *beside
+        overriding = mat_a, mat_b, scale_a, scale_b, *beside
         if has_override(*overriding):
             by_name = dict(zip(_TENSORS, overriding, strict=True))
             named = dict(zip(_OPTIONS, options, strict=True))
@@ -164,7 +165,8 @@ def _run(tensors: tuple[Any, ...], recipes: tuple[Any, ...], options: tuple[Any,
         register_if_counted()
     output_dtype, use_fast_accum, activation, kernel = options
     recipe_a, recipe_b, swizzle_a, swizzle_b, contraction_dim = recipes
-    scaling_recipes.check_layout(mat_a, mat_b, swizzle_a, swizzle_b, contraction_dim)
+    if not (swizzle_a is swizzle_b is None) or contraction_dim:
+        scaling_recipes.check_layout(mat_a, mat_b, swizzle_a, swizzle_b, contraction_dim)
     check_bool(use_fast_accum, "use_fast_accum")
     scale_b = scaling_recipes.of_groups(mat_a, mat_b, scale_b, recipe_a, recipe_b, use_fast_accum)
     name = problem.check_name("kernel", kernel, KERNELS, " or None", "None or ")
@@ -172,18 +174,20 @@ def _run(tensors: tuple[Any, ...], recipes: tuple[Any, ...], options: tuple[Any,
     for required, t in (("scale_a", scale_a), ("scale_b", scale_b)):
         problem.check_tensor(required, t)
     scaled_output.check_dtype(output_dtype)
-    grouped.check_types(mat_a, mat_b, None, _TENSORS[4:], (offs, *beside))
-    of_groups = dict(zip(_TENSORS[5:], beside, strict=True))
-    tensors_beside = GroupedTensors(**of_groups, scale_a=scale_a, scale_b=scale_b)
+    grouped.check_types(mat_a, mat_b, None, _TENSORS[4:], beside)
+    a_index, scatter_index, weights, counts = rows
+    others = GroupedTensors(
+        bias, residual, None, a_index, scatter_index, weights, counts, scale_a, scale_b
+    )
     plan_options = function, output_dtype, name, False
     if not is_traced:
-        found = grouped_plans.run(mat_a, mat_b, offs, tensors_beside, plan_options)
+        found = grouped_plans.run(mat_a, mat_b, offs, others, plan_options)
         if found is not None:
             return found
-    operands = mat_a, mat_b, scale_a, scale_b, offs, *beside
+    operands = mat_a, mat_b, scale_a, scale_b, *beside
     result = ops.scaled_grouped_mm(*operands, function, output_dtype, name)
     if not is_traced:
-        grouped_plans.remember_call(mat_a, mat_b, offs, tensors_beside, plan_options)
+        grouped_plans.remember_call(mat_a, mat_b, offs, others, plan_options)
     return result
 
 

@@ -105,18 +105,18 @@ def scaled_mm(
             its rows are contiguous and K and the stride of its rows are multiples of 16.
         mat_b: The right operand B: (K, N), of either dtype and on the device of `mat_a`. It is
             copied first unless its columns are contiguous, like those of a transposed weight.
-        scale_a: float32, with any strides, of the shape that the recipe says. It may be the only
-            element of a list, as may all of the next five.
+        scale_a: float32, with any strides, of the shape that the recipe says. A list of one is
+            taken too, as it is of recipes and swizzles.
         scale_recipe_a: A member of `torch.nn.functional.ScalingType`, which says what the scales of
             A are of: TensorWise, one element for all of `mat_a`; RowWise, (M, 1), one per row;
             BlockWise1x128, (M, ceil(K/128)), one per 128 values of a row; or BlockWise128x128,
-            (ceil(K/128), ceil(M/128)), one per block of 128 by 128 values, transposed, and as torch
-            wants it or not with rows up to a multiple of four.
+            (ceil(K/128), ceil(M/128)), one per block of 128 by 128 values, transposed. Its first
+            dimension may be padded to a multiple of four, as torch requires it.
         scale_b: float32, with any strides.
         scale_recipe_b: TensorWise; RowWise, (1, N), one per column; BlockWise1x128,
             (N, ceil(K/128)), one per 128 values of a column; or BlockWise128x128,
-            (ceil(K/128), ceil(N/128)), with more rows or not. Either both scales are of blocks, in
-            any pairing, or none is.
+            (ceil(K/128), ceil(N/128)), padded or not. Either both scales are of blocks, in any
+            pairing, or none is.
         swizzle_a: None or NO_SWIZZLE of `torch.nn.functional.SwizzleType`.
         swizzle_b: The same.
         bias: Added to the product, of `output_dtype`, as in `matmul`; float32 with `out_recipe`.
