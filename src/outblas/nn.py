@@ -2,7 +2,9 @@
 compute experts and fp8 layers.
 """
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from types import MethodType
 from typing import Any, TypeVar
 
@@ -15,7 +17,7 @@ from outblas.api import linear
 from outblas.call import epilogue, hooks, problem
 from outblas.call.epilogue import Activation
 from outblas.fp8 import FP8Linear
-from outblas.patching import activated, fp8_linears, fp8_mlps, fusion, replaced
+from outblas.patching import activated, fp8_linears, fp8_mlps, fusion, preparing, replaced
 from outblas.patching import experts as moe
 from outblas.patching.activated import Activated
 from outblas.patching.gated import Gated
@@ -287,6 +289,7 @@ def patch(
         for swap in (*others.values(), *gated.values()):
             swap.apply()
         activated.apply([pair for _, pair in fusions if isinstance(pair, Activated)])
+        preparing.begin(model, Linear)
     bypasses = bypassed(model)
     remarks = {name: why for name, module in chosen.items() if (why := _remark(module, bypasses))}
     remarks |= {name: why for name, swap in others.items() if (why := swap.remark())}
@@ -300,7 +303,16 @@ def patch(
         experts={name: str(swap) for name, swap in of_moe.items()},
         fused={name: str(fused) for name, fused in fusions if name not in unfused},
         dry_run=dry_run,
+        _prepare=None if dry_run else partial(_prepare, weakref.ref(model)),
     )
+
+
+def _prepare(model: Callable[[], torch.nn.Module | None], rows: int) -> None:
+    """Prepares a patched model that is still there."""
+    held = model()
+    if held is None:
+        raise ReferenceError("the patched model is gone")
+    preparing.prepare(held, Linear, rows)
 
 
 Swap = TypeVar("Swap", moe.Experts, fp8_linears.FP8Layer)

@@ -165,7 +165,7 @@ def fetch(
     if key is not None and compiling.defers():
         from outblas.base import compile_worker  # imports much, and most processes need none
 
-        compile_worker.request(key, path)
+        compile_worker.request(key, path, ahead=compiling.is_ahead())
     with _locked(path):
         loaded = _loaded(path, facts, load)
         if loaded is not None:

@@ -57,7 +57,7 @@ class CompileKey(Protocol):
     def cache_key_fields(self) -> Facts: ...
 
 
-class Job(NamedTuple):
+class CompileJob(NamedTuple):
     """path: where the kernel is to be on disk. kernel: what messages call it."""
 
     path: Path
@@ -70,10 +70,10 @@ class CompileWorker:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()  # protects all that follows
-        self._wanted: dict[Path, Job] = {}  # what waits for its turn
-        self._ahead: dict[Path, Job] = {}  # the same, and no call has asked for it yet
+        self._wanted: dict[Path, CompileJob] = {}  # what waits for its turn
+        self._ahead: dict[Path, CompileJob] = {}  # the same, and no call has asked for it yet
         self._running: set[Path] = set()
-        self._ended: dict[Path, tuple[Job, str]] = {}  # COMPILED, UNSAVED, or why it failed
+        self._ended: dict[Path, tuple[CompileJob, str]] = {}  # COMPILED, UNSAVED, or why it failed
         self._threads = self._idle = 0
         self._processes: set[WorkerProcess] = set()
         self._closed = False
@@ -87,10 +87,10 @@ class CompileWorker:
         with self._changed:
             kernel = str(key.cache_key_fields.get("kernel"))
             if path in self._ended:
-                job, outcome = self._ended[path]
+                outcome = self._ended[path][1]
                 if outcome in (COMPILED, UNSAVED):
                     return
-                raise CompileFailed(job.kernel, outcome)
+                raise CompileFailed(kernel, outcome)
             if path not in self._running and path not in self._wanted:
                 job = self._ahead.pop(path, None) or self._described(key, path, kernel)
                 if job is None or not self._has_thread():
@@ -121,10 +121,10 @@ class CompileWorker:
                 process.terminate()
 
     @staticmethod
-    def _described(key: CompileKey, path: Path, kernel: str) -> Job | None:
+    def _described(key: CompileKey, path: Path, kernel: str) -> CompileJob | None:
         """Returns a job; None for a key that is not data."""
         try:
-            return Job(path, kernel, json.dumps(described(key)))
+            return CompileJob(path, kernel, json.dumps(described(key)))
         except TypeError:
             return None
 
@@ -160,7 +160,7 @@ class CompileWorker:
         if process is not None:
             self._end(process)
 
-    def _next(self) -> Job | None:
+    def _next(self) -> CompileJob | None:
         """Returns the next job; None, after which the thread has to end, where there was none for a
         while.
         """
@@ -178,7 +178,9 @@ class CompileWorker:
             self._running.add(job.path)
             return job
 
-    def _outcome(self, job: Job, process: WorkerProcess | None) -> tuple[str, WorkerProcess | None]:
+    def _outcome(
+        self, job: CompileJob, process: WorkerProcess | None
+    ) -> tuple[str, WorkerProcess | None]:
         """Compiles in this thread's process, or in a new one. Returns how that ended, and the
         process for the next job.
         """

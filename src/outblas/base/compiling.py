@@ -67,9 +67,11 @@ def check_allowed(kernel: object) -> None:
 
 # ---- who waits for a compile
 class _Thread(threading.local):
-    """deferring: whether what this thread plans can be computed without the kernel."""
+    """deferring: whether what this thread plans can be computed without the kernel. ahead: whether
+    it plans what nobody has called.
+    """
 
-    deferring = False
+    deferring = ahead = False
 
 
 _thread = _Thread()
@@ -90,6 +92,23 @@ def deferred(wanted: bool = True) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def ahead() -> Iterator[None]:
+    """Within it this thread leaves kernels to the worker, because it plans what nobody has called.
+    These are compiled after those that calls want.
+    """
+    _thread.ahead = True
+    try:
+        yield
+    finally:
+        _thread.ahead = False
+
+
+def is_ahead() -> bool:
+    """Returns whether this thread plans what nobody has called."""
+    return _thread.ahead
+
+
+@contextlib.contextmanager
 def waiting() -> Iterator[None]:
     """Within it no thread of this process leaves kernels to the worker."""
     global _waiting
@@ -104,7 +123,9 @@ def waiting() -> Iterator[None]:
 
 def defers() -> bool:
     """Returns whether a kernel that is nowhere is left to the worker."""
-    return _thread.deferring and mode() == BACKGROUND and not must_wait()
+    if not _thread.deferring:
+        return False
+    return _thread.ahead or (mode() == BACKGROUND and not must_wait())
 
 
 def must_wait() -> bool:

@@ -711,7 +711,8 @@ def _fallback_plan(call: Call, reason: str, *, warns: bool = True) -> Plan:
             if out is not None or extra.aux is not None:
                 check_epilogue_separate(a, b, c, out, beta, *tensors)
             if formats:
-                return fallback.scaled(a, b, out, out_dtype, formats, extra, *tensors[3:])
+                scales = [t for t in tensors[3:] if t is not None]
+                return fallback.scaled(a, b, out, out_dtype, formats, extra, *scales)
             return fallback.fused(a, b, c, out, alpha, beta, out_dtype, extra)
         if c is None:
             return fallback.matmul(a, b, out, out_dtype)

@@ -59,6 +59,14 @@ def apply(pairs: list[Activated]) -> None:
         replaced.replace(children[pair.activation], _activation_forward)
 
 
+def pairs_of(parent: Any) -> list[tuple[Module, str]]:
+    """Returns the layers of a module that compute the activations after them, each with its
+    function.
+    """
+    (pairs,) = replaced.arguments(parent, _forward) or ((),)
+    return [(parent._modules[layer], function) for layer, _, function in pairs]
+
+
 def _forward(
     parent: Any, pairs: tuple[tuple[str, str, str], ...], *args: Any, **kwargs: Any
 ) -> Any:

@@ -41,12 +41,12 @@ def find(model: Module, layers: Mapping[str, FP8Layer]) -> list[tuple[str, Gated
         children: dict[str, Any] = module._modules
         # The halves of gate and up begin at whole blocks.
         if id(children[names.down]) in by_id and not children[names.gate].weight.shape[0] % BLOCK:
-            mlps.append((name or "(root)", Gated(module, names, 2, _forward)))
+            mlps.append((name or "(root)", Gated(module, names, 2, forward)))
     return mlps
 
 
 # ---- computing
-def _forward(
+def forward(
     mlp: Any, names: GatedNames, weights: Halves, scales: Halves, *args: Any, **kwargs: Any
 ) -> Tensor:
     """Computes down(f(gate(x)) * up(x)) by two products in fp8, while the layers are as `patch`

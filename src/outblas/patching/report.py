@@ -1,7 +1,7 @@
 """What `outblas.patch` and `outblas.unpatch` report."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 Row = tuple[str, str, str]  # the name of a layer, what became of it, and why
@@ -60,6 +60,36 @@ class Report:
     experts: dict[str, str] = field(default_factory=dict)
     dry_run: bool = False
     restored: bool = False
+    _prepare: Callable[[int], None] | None = field(default=None, repr=False, compare=False)
+
+    def prepare(self, rows: int = 8192) -> None:
+        """Compile and load the kernels of the model's layers, so that no call waits for one or is
+        computed by torch meanwhile. It shows on a terminal how many are left.
+
+        They are compiled in several processes at a time, and kept in the cache. Kernels of
+        gradients are not among them, and neither are those of layers on a CPU.
+
+        Args:
+            rows: The largest number of rows of a call: tokens of a batch together.
+
+        Raises:
+            TypeError: `rows` is no int.
+            ValueError: `rows` is not positive, or the report is that of a dry run or of `unpatch`.
+            ReferenceError: The model is gone.
+            RuntimeError: `OUTBLAS_COMPILE` is `never`.
+
+        Example:
+            >>> import torch, outblas
+            >>> report = outblas.patch(torch.nn.Linear(16, 32).bfloat16())
+            >>> report.prepare(rows=512)
+        """
+        if not isinstance(rows, int) or isinstance(rows, bool):
+            raise TypeError(f"rows is {type(rows).__name__}, expected an int")
+        if rows < 1:
+            raise ValueError(f"rows is {rows}, expected a positive number")
+        if self._prepare is None:
+            raise ValueError("the report is that of a dry run or of unpatch, expected one of patch")
+        self._prepare(rows)
 
     def __str__(self) -> str:
         swaps, fuses = ("would swap", "would fuse") if self.dry_run else ("swapped", "fused")
