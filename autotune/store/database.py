@@ -37,7 +37,7 @@ Inode = tuple[int, int] | None
 
 NAME = "tuning.sqlite"  # of the file in the cache directory
 APPLICATION = 0x6F757462  # "outb", in the header of the file
-VERSION = 6  # of the tables, in the header too
+VERSION = 7  # of the tables, in the header too
 BUSY_SECONDS = 30.0  # to wait for writes of other processes
 ATTEMPTS = 3  # to use a file that is damaged or replaced meanwhile
 _MAGIC, _HEADER = b"SQLite format 3\0", 100  # bytes
@@ -136,10 +136,14 @@ class Database:
             StoreError: The store is closed, read-only or cannot be written. The file is as it was
                 before.
         """
-        if self.read_only:
-            self._check_open()
-            raise StoreError(f"{shown(self.path)} was opened for reading only")
+        self.check_writable()
         return self._run("BEGIN IMMEDIATE", operation)
+
+    def check_writable(self) -> None:
+        """Raises StoreError for a store that is closed, or was opened for reading only."""
+        self._check_open()
+        if self.read_only:
+            raise StoreError(f"{shown(self.path)} was opened for reading only")
 
     def _run(self, begin: str, operation: Operation[T]) -> T:
         with self._mutex:

@@ -1,14 +1,9 @@
 """Trials and winners in SQLite, which sweeps in several processes of a machine share: a driver
 claims a config before it measures it.
 
-The claim ends with the trial, or without one when the driver gives it back; then the config counts
-as not started.
-
-A claim is a row with its owner, a process by its number and its start. On one machine it is free as
-soon as that process has ended, however it ended; that says nothing about the config. The claim of
-an owner that cannot be looked at, in another container or on another machine, is free after
-`UNSEEN_SECONDS`, which is longer than any trial takes. A clock that is set costs at most a second
-measurement, of which the first stays.
+A claim is a lock of the kernel on a byte of the file `-claims` beside the store. It ends with the
+trial, when the driver gives it back, and with the process, however that ends; in the last two cases
+the config counts as not started.
 """
 
 from __future__ import annotations
@@ -16,18 +11,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import hashlib
 import json
 import os
-import secrets
-import socket
 import sqlite3
+import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from outblas.autotune.store import fields
-from outblas.autotune.store.database import Database, StoreError
+from outblas.autotune.store.database import Database, StoreError, fcntl
 from outblas.autotune.store.records import (
     CIRCUMSTANTIAL,
     BestConfig,
@@ -36,6 +30,7 @@ from outblas.autotune.store.records import (
     Workload,
     now,
 )
+from outblas.base.ownership import shown
 
 __all__ = ["Store", "StoreError"]
 
@@ -45,94 +40,13 @@ Row = Mapping[str, Any]
 # The columns that tell rows apart. A row of `trials` and of `winners` has the record as JSON
 # besides, and its date.
 PLACE = ("gpu", "workload", "kernel", "source")
-KEYS = {"trials": (*PLACE, "config"), "winners": PLACE, "claims": (*PLACE, "config")}
-COLUMNS = {"trials": "date, record", "winners": "date, record", "claims": "date, owner"}
+KEYS = {"trials": (*PLACE, "config"), "winners": PLACE}
 SCHEMA = [
-    f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, {', '.join(key)}, {COLUMNS[table]}, "
+    f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, {', '.join(key)}, date, record, "
     f"UNIQUE ({', '.join(key)}))"
     for table, key in KEYS.items()
 ]
-
-
-UNSEEN_SECONDS = 600.0
-
-
-@dataclass(frozen=True)
-class Claim:
-    """The answer to a driver that wants to measure a config: exactly one of the first three fields
-    is set.
-
-    Attributes:
-        trial: The trial that there is already.
-        held: Whether another live driver, or another thread of this one, is measuring it.
-        granted: Whether the driver has the claim, until `add` or `release`.
-        taken_over: Whether it was taken from an owner that died with it.
-    """
-
-    trial: Trial | None = None
-    held: bool = False
-    granted: bool = False
-    taken_over: bool = False
-
-
-class Owner(NamedTuple):
-    """A store object in a process on a machine; "" stands for what the system does not tell."""
-
-    host: str
-    boot: str
-    namespace: str
-    pid: int
-    started: str
-    nonce: str
-
-    def __str__(self) -> str:
-        """The text that the store contains."""
-        return "\t".join(map(str, self))
-
-    @classmethod
-    def parse(cls, text: str) -> Owner:
-        """Parses the text of an owner."""
-        host, boot, namespace, pid, started, nonce = text.split("\t")
-        return cls(host, boot, namespace, int(pid), started, nonce)
-
-    @classmethod
-    def here(cls) -> Owner:
-        """Returns a new owner in this process."""
-        pid = os.getpid()
-        try:
-            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-            namespace = os.readlink("/proc/self/ns/pid")
-        except OSError:
-            boot = namespace = ""
-        host = socket.gethostname().replace("\t", " ")
-        return cls(host, boot, namespace, pid, _start(pid), secrets.token_hex(4))
-
-    def is_alive(self, me: Owner) -> bool | None:
-        """Returns whether this owner's process lives; None where `me` cannot tell."""
-        if self.boot and me.boot and self.host == me.host and self.boot != me.boot:
-            return False  # the machine was started again
-        here = me.host, me.boot, me.namespace
-        if not all(here) or self[:3] != here:
-            return None
-        return _start(self.pid) == self.started
-
-
-def _is_free(owner: Owner, me: Owner, when: str) -> bool:
-    """Returns whether the claim that an owner made at this date is free again."""
-    alive = owner.is_alive(me)
-    if alive is not None:
-        return not alive
-    age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(when)
-    return not 0 <= age.total_seconds() < UNSEEN_SECONDS
-
-
-def _start(pid: int) -> str:
-    """Returns when a process began, "" for one that has ended or is not seen."""
-    try:
-        columns = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if columns[0] in "ZX" else columns[19]
+_LOCK = "hhqqi4x"  # struct flock of Linux: type, whence, start, length, process
 
 
 class Store(Database):
@@ -175,15 +89,17 @@ class Store(Database):
     """
 
     def __init__(self, path: Path | None = None, *, read_only: bool = False) -> None:
-        self._owner = Owner.here()
+        self._claims: int | None = None  # the descriptor of their file
+        self._claimed = set[int]()  # the bytes that this object has locked
         super().__init__(path, SCHEMA, read_only=read_only)
 
     def close(self) -> None:
         """Give back the claims of this store object, and close the file."""
-        if not self.read_only and self._connection is not None:
-            with contextlib.suppress(StoreError):
-                self._end_claims({"owner": str(self._owner)})
-        super().close()
+        with self._mutex:
+            if self._claims is not None:
+                os.close(self._claims)
+                self._claims = None
+            super().close()
 
     # Writing.
 
@@ -205,7 +121,9 @@ class Store(Database):
             StoreError: The store is closed, read-only or cannot be written.
         """
         row = _row(trial)
-        return self.write(lambda connection: _add(connection, row, replace=replace))
+        added = self.write(lambda connection: _add(connection, row, replace=replace))
+        self.release(trial.identity)
+        return added
 
     def record_best(self, best: BestConfig) -> None:
         """Store a best config, in place of the one of its GPU, workload, kernel and source.
@@ -257,7 +175,7 @@ class Store(Database):
         sources: Mapping[str, str] | None = None,
         dry_run: bool = False,
     ) -> int:
-        """Remove trials and winners to which every given condition applies, and claims of configs.
+        """Remove trials and winners to which every given condition applies.
 
         Args:
             older_than_days: Removes records older than this many days.
@@ -279,8 +197,7 @@ class Store(Database):
             count = 0
             for table in KEYS:
                 rows = f"FROM {table} WHERE {condition}"
-                if table != "claims":
-                    count += connection.execute(f"SELECT count(*) {rows}", values).fetchone()[0]
+                count += connection.execute(f"SELECT count(*) {rows}", values).fetchone()[0]
                 if not dry_run:
                     connection.execute(f"DELETE {rows}", values)
             return count
@@ -312,6 +229,17 @@ class Store(Database):
             The trials, the oldest first.
         """
         return self._records(Trial, "trials", _columns(kernel, workload, gpu))
+
+    def trial(self, identity: Identity) -> Trial | None:
+        """Find the trial of a config.
+
+        Args:
+            identity: The config, as in `Trial.identity`.
+
+        Returns:
+            The trial; None where there is none.
+        """
+        return next(iter(self._records(Trial, "trials", _identified(identity))), None)
 
     def winners(
         self,
@@ -361,43 +289,28 @@ class Store(Database):
 
     # Claims.
 
-    def claim(
-        self,
-        identity: Identity,
-        *,
-        again: bool = False,
-        besides: Trial | None = None,
-    ) -> Claim:
-        """Claim a config, so that no other process measures it; see the module.
+    def claim(self, identity: Identity) -> bool:
+        """Claim a config, so that nobody else who uses the store measures it; see the module.
 
         A claim ends with `add`, `release` or `close`, and with the process.
 
         Args:
             identity: The GPU, the workload, the kernel, its source and the config, as in
                 `Trial.identity`.
-            again: Whether to claim it although there is a trial.
-            besides: A trial that does not count as one.
 
         Returns:
-            Whether the claim was granted, or the trial that there is, or that another holds it.
+            Whether the claim was granted. False where it is held, by this object too.
 
         Raises:
-            StoreError: The store is closed, read-only or cannot be written.
+            StoreError: The store is closed or read-only, or its claims cannot be written.
         """
-        key = _identified(identity)
-
-        def claim(connection: sqlite3.Connection) -> Claim:
-            stored = [] if again else _select(connection, "trials", key)
-            if stored and (trial := _record(Trial, stored[0])) != besides:
-                return Claim(trial=trial)
-            others = _select(connection, "claims", key)
-            for row in others:
-                if not _is_free(Owner.parse(row["owner"]), self._owner, row["date"]):
-                    return Claim(held=True)
-            _insert(connection, "claims", {**key, "owner": str(self._owner), "date": now()})
-            return Claim(granted=True, taken_over=bool(others))
-
-        return self.write(claim)
+        byte = _byte(identity)
+        with self._mutex:
+            self.check_writable()
+            granted = byte not in self._claimed and self._lock("F_WRLCK", byte)
+            if granted:
+                self._claimed.add(byte)
+            return granted
 
     def release(self, identity: Identity) -> None:
         """Give the claim of a config back without a result.
@@ -405,11 +318,38 @@ class Store(Database):
         Args:
             identity: The config, as in `claim`.
         """
-        self._end_claims({**_identified(identity), "owner": str(self._owner)})
+        byte = _byte(identity)
+        with self._mutex:
+            if byte in self._claimed:
+                self._lock("F_UNLCK", byte)
+                self._claimed.remove(byte)
 
-    def _end_claims(self, values: Row) -> None:
-        query = f"DELETE FROM claims WHERE {_equal(values)}"
-        self.write(lambda connection: connection.execute(query, values))
+    def _lock(self, kind: str, byte: int) -> bool:
+        """Locks or unlocks a byte of the claims; returns whether that was possible, and True where
+        a system has no such locks.
+        """
+        if not hasattr(fcntl, "F_OFD_SETLK"):
+            return True
+        path = self.path.with_name(f"{self.path.name}-claims")
+        lock = struct.pack(_LOCK, getattr(fcntl, kind), os.SEEK_SET, byte, 1, 0)
+        try:
+            if self._claims is None:
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+                self._claims = os.open(path, flags, 0o600)
+                with contextlib.suppress(PermissionError):  # whose owner has done it
+                    os.fchmod(self._claims, self.path.stat().st_mode & 0o777)
+            fcntl.fcntl(self._claims, fcntl.F_OFD_SETLK, lock)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise StoreError(f"{shown(path)} cannot be locked: {error.strerror}") from None
+        return True
+
+
+def _byte(identity: Identity) -> int:
+    """Returns the byte that stands for a config among the claims."""
+    text = json.dumps(_identified(identity))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
 
 def _columns(kernel: str | None, workload: Workload | None, gpu: str | None = None) -> Row:
@@ -463,7 +403,6 @@ def _insert(connection: sqlite3.Connection, table: str, row: Row) -> None:
 
 def _add(connection: sqlite3.Connection, row: Row, *, replace: bool = False) -> bool:
     key = _key("trials", row)
-    connection.execute(f"DELETE FROM claims WHERE {_equal(key)}", key)
     status = json.loads(row["record"])["status"]
     for old in _select(connection, "trials", key):
         by_chance = _record(Trial, old).status in CIRCUMSTANTIAL and status in ("ok", "wrong")

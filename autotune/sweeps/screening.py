@@ -1,19 +1,10 @@
 """The screening of a workload: each config is measured once, by this driver or by another one that
 shares the store.
 
-A driver claims a config before it measures it, and gives the claim back when it is interrupted. A
-process that is killed from outside while it measures a config (SIGKILL of a worker or a driver, the
-loss of a node) says nothing about the config:
-
-    event                                        what becomes of the config
-    ------------------------------------------   ----------------------------------------------
-    its measuring worker is killed               it is tried again at once, and after three kills
-                                                 left unmeasured
-    its compile process is killed                `Compilers` try again at once; it is compiled once
-                                                 more at the end, and then left unmeasured
-    a driver died with it                        it is tried at the end
-    another driver is measuring it               it is waited for at the end, as long as that
-                                                 driver lives
+A driver claims a config before it measures it. What another one is measuring is waited for at the
+end, as long as that driver lives. A process that is killed from outside while it measures or
+compiles a config says nothing about the config: it is tried again, and after some kills left
+unmeasured, for the next sweep.
 """
 
 from __future__ import annotations
@@ -29,16 +20,8 @@ from outblas.autotune.measure.progress import Progress
 from outblas.autotune.measure.worker import Screened
 from outblas.autotune.search.candidates import Candidate
 from outblas.autotune.search.strategy import Search
-from outblas.autotune.store.records import (
-    BestConfig,
-    Gpu,
-    Identity,
-    Status,
-    Trial,
-    Workload,
-    now,
-)
-from outblas.autotune.store.store import Claim, Store
+from outblas.autotune.store.records import BestConfig, Identity, Status, Trial, now
+from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps.outcome import Outcome, Unmeasured
 from outblas.base.processes import WorkerDied
 
@@ -49,62 +32,16 @@ SAY_SECONDS = 1.0
 SETTLED: tuple[Status, ...] = ("ok", "wrong", "refused")
 
 
-class JobView:
-    """The trials of a store as one job sees them.
-
-    Without `resume` the job sees only its own trials. With `retry_failed` it sees all trials except
-    those that had failed before it started. Its results replace hidden ones. Only one thread may
-    use a view.
-    """
-
-    def __init__(self, store: Store, workload: Workload, *, resume: bool, retry_failed: bool):
-        self.store, self._workload, self._resume = store, workload, resume
-        self._own: dict[Identity, Trial] = {}
-        failed = store.trials(workload=workload) if resume and retry_failed else []
-        self._hidden = {trial.identity: trial for trial in failed if trial.status not in SETTLED}
-
-    def trials(self, gpu: Gpu) -> list[Trial]:
-        """Returns the trials of the job's workload on a GPU."""
-        stored = self.store.trials(workload=self._workload, gpu=gpu.key) if self._resume else []
-        return [trial for trial in stored if self._hidden.get(trial.identity) != trial]
-
-    def claim(self, identity: Identity) -> Claim:
-        """Does what `Store.claim` does, for the trials that this job sees."""
-        if identity in self._own:
-            return Claim(trial=self._own[identity])
-        hidden = self._hidden.get(identity)
-        return self.store.claim(identity, again=not self._resume, besides=hidden)
-
-    def add(self, trial: Trial) -> bool:
-        """Stores a trial and ends its claim; returns whether it is new to the store."""
-        replace = not self._resume or trial.identity in self._hidden
-        added = self.store.add(trial, replace=replace)
-        self._own[trial.identity] = trial
-        self._hidden.pop(trial.identity, None)
-        return added
-
-
-@dataclass(eq=False)
-class Attempt:
-    """The state of a config during screening.
-
-    Attributes:
-        built: its compile; None where nothing is compiled ahead.
-        recompiled: whether `built` is the second compile, after the first was killed.
-    """
-
-    candidate: Candidate
-    built: Built | None
-    recompiled: bool = False
-
-
 @dataclass
 class Screen:
     """Measures the configs of one workload on one GPU, and keeps what came of them in the outcome,
     the search and the progress.
+
+    Without `resume` it sees no trial of the store, with `retry_failed` those that had not failed
+    before; its results replace what it does not see.
     """
 
-    view: JobView
+    store: Store
     bench: Bench
     compilers: Pool | None
     outcome: Outcome
@@ -115,25 +52,35 @@ class Screen:
     best: Trial | None = None
 
     def __post_init__(self) -> None:
-        self.gpu, self.workload = self.outcome.gpu, self.outcome.job.workload
+        job = self.outcome.job
+        self.gpu, self.workload, self.options = self.outcome.gpu, job.workload, job.options
+        self.hidden: dict[Identity, Trial] = {}
+        self.stored: dict[Identity, Trial] = {}
+        if self.options.resume:
+            for trial in self.store.trials(workload=self.workload, gpu=self.gpu.key):
+                again = self.options.retry_failed and trial.status not in SETTLED
+                (self.hidden if again else self.stored)[trial.identity] = trial
+
+    def identity(self, candidate: Candidate) -> Identity:
+        target = candidate.target
+        return self.gpu, self.workload, target.name, target.fingerprint, candidate.text
 
     def run(self, candidates: Sequence[Candidate], until: float | None) -> None:
         """Measures configs as their compiles finish: first the kernels' defaults, which every other
-        config has to beat, then the others in their order, then those that were postponed.
+        config has to beat, then the others in their order, then those that others had claimed.
 
-        No postponed config is started after `until`, on the clock of `time.monotonic`. Raises
+        None of the last is started after `until`, on the clock of `time.monotonic`. Raises
         WorkerDied where no operands can be made, Cancelled where the sweep was interrupted.
         """
         ordered = sorted(candidates, key=lambda candidate: not candidate.own)
         queue = Ahead(ordered, self.compilers, self.workload, self.gpu.arch, until)
-        put_off: list[Attempt] = []
+        held = []
         for candidate, built in queue:
             self.progress.compiling, self.progress.compiled = queue.compiling, queue.ready
-            attempt = Attempt(candidate, built)
-            if not self._settle(attempt, at_end=False):
-                put_off.append(attempt)
+            if not self._settle(candidate, built):
+                held.append((candidate, built))
         self.progress.compiling = self.progress.compiled = 0
-        self._run_put_off(put_off, until)
+        self._await(held, until)
 
     def note(self, trial: Trial) -> None:
         """Takes a trial, which was measured now or earlier."""
@@ -150,88 +97,69 @@ class Screen:
         candidate = self.search.find(record.kernel, record.config)
         return candidate.brief if candidate else f"{record.kernel}[{record.config}]"
 
-    def _run_put_off(self, put_off: list[Attempt], until: float | None) -> None:
-        told = 0.0  # when the waiting was last reported
-        while put_off:
-            left = []
-            for attempt in put_off:
-                if self.stopped():
-                    raise Cancelled
-                if until is not None and time.monotonic() > until:
-                    return
-                if not self._settle(attempt, at_end=True):
-                    left.append(attempt)
-            put_off = left
-            if put_off and time.monotonic() - told > SAY_SECONDS:
-                self._say_waiting(
-                    f"waiting for {len(put_off)} configs that other sweeps measure or that are "
-                    "compiled again"
-                )
+    def _await(self, held: list[tuple[Candidate, Built | None]], until: float | None) -> None:
+        """Waits for the results of other drivers, or measures what they leave."""
+        told = 0.0
+        while held:
+            if self.stopped():
+                raise Cancelled
+            if until is not None and time.monotonic() > until:
+                break
+            held = [attempt for attempt in held if not self._settle(*attempt)]
+            if held and time.monotonic() - told > SAY_SECONDS:
                 told = time.monotonic()
-            if put_off:
-                time.sleep(POLL_SECONDS)
+                self.progress.message = f"waiting for {len(held)} configs that other sweeps measure"
+                self.say()
+            time.sleep(POLL_SECONDS if held else 0.0)
         if told:
-            self._say_waiting("")
+            self.progress.message = ""
+            self.say()
 
-    def _say_waiting(self, message: str) -> None:
-        self.progress.message = message
-        self.say()
-
-    def _settle(self, attempt: Attempt, *, at_end: bool) -> bool:
-        """Makes sure that a config gets a trial, or is left unmeasured; returns False if it must be
-        tried later.
+    def _settle(self, candidate: Candidate, built: Built | None) -> bool:
+        """Makes sure that a config gets a trial, or is left unmeasured; returns False while another
+        driver has claimed it.
         """
-        if attempt.built is not None and not attempt.built.done():
-            return False  # it is compiled once more
-        target, text = attempt.candidate.target, attempt.candidate.text
-        identity = self.gpu, self.workload, target.name, target.fingerprint, text
-        claim = self.view.claim(identity)
-        if claim.held:
+        identity = self.identity(candidate)
+        if not self.store.claim(identity):
             return False
-        result: Trial | Unmeasured | None = claim.trial
-        new = False
-        if claim.granted:
-            try:
-                postponed = claim.taken_over and not at_end
-                result = None if postponed else self._result(attempt, identity)
+        try:
+            result: Trial | Unmeasured | None = self._of_others(identity)
+            if result is None:
+                result = self._result(candidate, built)
                 if isinstance(result, Trial):
-                    new = self.view.add(result)
-                else:
-                    self.view.store.release(identity)
-            except BaseException:
-                self.view.store.release(identity)
-                raise
+                    replace = not self.options.resume or identity in self.hidden
+                    self.outcome.new += self.store.add(result, replace=replace)
+        finally:
+            self.store.release(identity)
         if isinstance(result, Trial):
-            self.outcome.new += new
             self.progress.screened += 1
             self.note(result)
-        elif result is not None:
+        else:
             self.outcome.unmeasured.append(result)
             self.progress.failures["unmeasured"] += 1
         self.say()
-        return result is not None
+        return True
 
-    def _result(self, attempt: Attempt, identity: Identity) -> Trial | Unmeasured | None:
-        """Returns the result of a config whose claim is held; None if it must be tried later."""
-        candidate = attempt.candidate
-        compiled = attempt.built.result() if attempt.built is not None else Compiled()
+    def _of_others(self, identity: Identity) -> Trial | None:
+        """Returns the trial that another driver has added meanwhile."""
+        trial = self.store.trial(identity) if self.options.resume else None
+        return trial if trial != self.hidden.get(identity) else None
+
+    def _result(self, candidate: Candidate, built: Built | None) -> Trial | Unmeasured:
+        """Returns the result of a config that this driver has claimed."""
+        target, text = candidate.target, candidate.text
+        compiled = built.result() if built is not None else Compiled()
+        if compiled.status == "killed" and self.compilers is not None:
+            again = self.compilers.submit(target, self.workload, text, self.gpu.arch)
+            compiled = again.result()
         if compiled.status == "killed":
-            if attempt.recompiled or self.compilers is None:
-                reason = (
-                    f"its compile process was killed from outside repeatedly: {compiled.reason}"
-                )
-                return Unmeasured(candidate.target.name, candidate.text, reason)
-            attempt.built = self.compilers.submit(
-                candidate.target, self.workload, candidate.text, self.gpu.arch
-            )
-            attempt.recompiled = True
-            return None
+            return Unmeasured(target.name, text, f"killed again and again: {compiled.reason}")
         screened: Screened | Unmeasured = Screened(compiled.status, compiled.reason)
         if compiled.status == "ok":
             screened = self._screened(candidate)
             if isinstance(screened, Unmeasured):
                 return screened
-        gpu, workload, kernel, source, config = identity
+        gpu, workload, kernel, source, config = self.identity(candidate)
         return Trial(
             gpu=gpu,
             workload=workload,

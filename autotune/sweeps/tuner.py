@@ -27,7 +27,7 @@ from outblas.autotune.store.records import (
 )
 from outblas.autotune.store.store import Store
 from outblas.autotune.sweeps.outcome import Job, Outcome
-from outblas.autotune.sweeps.screening import JobView, Screen
+from outblas.autotune.sweeps.screening import Screen
 from outblas.base.grouped_shapes import DISTRIBUTIONS, Grouping
 from outblas.base.processes import WorkerDied
 
@@ -54,9 +54,6 @@ class Tuning:
 
     def __post_init__(self) -> None:
         job, gpu, options = self.job, self.gpu, self.job.options
-        self.view = JobView(
-            self.store, job.workload, resume=options.resume, retry_failed=options.retry_failed
-        )
         self.sources = {target.name: target.fingerprint for target in job.targets}
 
         base = base_name(job.workload, on_gpu=gpu.arch > 0)
@@ -73,7 +70,7 @@ class Tuning:
         )
         self.outcome = Outcome(job, gpu, Plan.before_proposals(space))
         self.screen = Screen(
-            self.view,
+            self.store,
             self.bench,
             self.compilers if gpu.arch else None,
             self.outcome,
@@ -111,17 +108,12 @@ class Tuning:
         outcome, progress = self.outcome, self.progress
         progress.stage = "preparing"
         proposals = batches(self.job.strategy, self.search, self._candidates(self._related()))
-        stored = None
         for batch in proposals:
             outcome.plan = outcome.plan.extended(batch)
             progress.valid = len(outcome.plan.ranked)
-            if stored is None:
-                self.say()
-                stored = {(t.kernel, t.source, t.config): t for t in self.view.trials(self.gpu)}
             missing = []
             for candidate in batch:
-                name = candidate.target.name
-                trial = stored.get((name, self.sources[name], candidate.text))
+                trial = self.screen.stored.get(self.screen.identity(candidate))
                 if trial is None:
                     missing.append(candidate)
                 else:

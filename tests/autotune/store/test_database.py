@@ -16,7 +16,7 @@ import pytest
 from support.stored import H100, WORKLOAD, damage, fill, kept, set_aside, sql, trial
 
 from outblas.autotune.store import database
-from outblas.autotune.store.store import Claim, Owner, Store, StoreError
+from outblas.autotune.store.store import Store, StoreError
 
 CONFIG = (H100, WORKLOAD, "hopper.hilbert", "abc", "x=1")
 
@@ -61,7 +61,7 @@ def a_loop(path: Path) -> None:
     [
         (a_text, "which is no database, expected a file of tuning results that outblas wrote"),
         (another_database, "a database of another program"),
-        (another_version, "of version 5, where this outblas has 6"),
+        (another_version, "of version 5, where this outblas has 7"),
         (Path.mkdir, "a folder"),
         (lambda path: path.symlink_to("/proc/version"), "which is no database"),
         (os.mkfifo, "a FIFO"),
@@ -272,24 +272,20 @@ def test_threads_share_a_store(path: Path) -> None:
 # Claims.
 
 
-GRANTED, HELD = Claim(granted=True), Claim(held=True)
-TAKEN = Claim(granted=True, taken_over=True)
-
-
 def test_a_claim_ends_with_its_trial_its_release_or_its_store(path: Path, store: Store) -> None:
-    config = trial().config
-    facts = (*CONFIG[:-1], config)
+    config = trial().identity
     with Store(path) as other:
-        assert other.claim(facts) == GRANTED
-        assert store.claim(facts) == other.claim(facts) == HELD
-        store.release(facts)  # which is not this one's to give back
-        assert store.claim(facts) == HELD
-        other.release(facts)
-        assert store.claim(facts) == GRANTED
+        assert other.claim(config)
+        assert store.claim(CONFIG), "it is another config"
+        assert not store.claim(config)
+        assert not other.claim(config), "another thread has it"
+        store.release(config)  # which is not this one's to give back
+        assert not store.claim(config)
+        other.release(config)
+        assert store.claim(config)
         assert store.add(trial())
-        assert other.claim(facts) == Claim(trial=trial())
-        assert other.claim(facts, again=True) == GRANTED
-    assert store.claim(facts, again=True) == GRANTED
+        assert other.claim(config)
+    assert store.claim(config)
 
 
 def test_a_claim_is_free_once_its_process_is_gone(store: Store) -> None:
@@ -297,57 +293,37 @@ def test_a_claim_is_free_once_its_process_is_gone(store: Store) -> None:
     holder = os.fork()
     if not holder:
         with Store(store.path) as theirs:
-            os.write(writer, b"1" if theirs.claim(CONFIG).granted else b"0")
+            os.write(writer, b"1" if theirs.claim(CONFIG) else b"0")
             time.sleep(60)
             os._exit(1)
     try:
         assert os.read(reader, 1) == b"1"
-        assert store.claim(CONFIG) == HELD
+        assert not store.claim(CONFIG)
     finally:
         os.kill(holder, signal.SIGKILL)
     os.waitid(os.P_PID, holder, os.WEXITED | os.WNOWAIT)  # nobody has reaped it yet
-    assert store.claim(CONFIG) == TAKEN
+    assert store.claim(CONFIG)
     os.waitpid(holder, 0)
     for descriptor in (reader, writer):
         os.close(descriptor)
 
 
-def test_a_trial_that_is_measured_again_counts_as_none(store: Store) -> None:
-    old = trial(us=9.0)
-    store.add(old)
-    assert store.claim(old.identity, besides=trial(us=1.0)) == Claim(trial=old)
-    assert store.claim(old.identity, besides=old) == GRANTED
+def test_of_those_who_race_for_a_claim_one_has_it(path: Path) -> None:
+    """All stay open until all have tried: none of them is given back."""
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(4) as pool:
+        stores = [stack.enter_context(Store(path)) for _ in range(4)]
+        configs = [(*CONFIG[:-1], f"x={i}") for i in range(300)]
+        granted = list(pool.map(lambda store: [store.claim(each) for each in configs], stores))
+    assert [sum(of_config) for of_config in zip(*granted, strict=True)] == [1] * 300
 
 
-def owned_by(store: Store, owner: Owner, when: str = "") -> None:
-    """Has somebody else hold `CONFIG`."""
-    store.claim(CONFIG)
-    store.write(
-        lambda c: c.execute(
-            "UPDATE claims SET owner = ?, date = coalesce(nullif(?, ''), date)",
-            (str(owner), when),
-        )
-    )
+def test_a_group_that_shares_a_store_shares_its_claims(path: Path, store: Store) -> None:
+    path.chmod(0o664)
+    assert store.claim(CONFIG)
+    assert path.with_name(f"{path.name}-claims").stat().st_mode & 0o777 == 0o664
 
 
-HERE = Owner.here()
-LONG_AGO, IN_FUTURE = "2026-01-01T00:00:00+00:00", "2999-01-01T00:00:00+00:00"
-
-
-@pytest.mark.parametrize(
-    ("owner", "when", "claim"),
-    [
-        pytest.param(HERE, LONG_AGO, HELD, id="a live process, however long"),
-        pytest.param(HERE._replace(started="1"), "", TAKEN, id="its number is another's now"),
-        pytest.param(HERE._replace(pid=4_000_000), "", TAKEN, id="no such process"),
-        pytest.param(HERE._replace(host="other", boot="b"), "", HELD, id="another machine, now"),
-        pytest.param(HERE._replace(host="other", boot="b"), LONG_AGO, TAKEN, id="another, once"),
-        pytest.param(HERE._replace(host="other", boot="b"), IN_FUTURE, TAKEN, id="a wrong clock"),
-        pytest.param(HERE._replace(namespace="pid:[1]"), "", HELD, id="another container, now"),
-        pytest.param(HERE._replace(namespace="pid:[1]"), LONG_AGO, TAKEN, id="container, once"),
-        pytest.param(HERE._replace(boot="before"), "", TAKEN, id="before the machine went down"),
-    ],
-)
-def test_a_claim_of_another_owner(store: Store, owner: Owner, when: str, claim: Claim) -> None:
-    owned_by(store, owner, when)
-    assert store.claim(CONFIG) == claim
+def test_claims_that_cannot_be_written_are_an_error(path: Path, store: Store) -> None:
+    path.with_name(f"{path.name}-claims").mkdir()
+    with pytest.raises(StoreError, match="-claims cannot be locked: Is a directory"):
+        store.claim(CONFIG)
