@@ -16,7 +16,7 @@ from outblas.call.epilogue import EpilogueArgs
 from outblas.device import raster
 from outblas.hopper.gemm import subtiles
 from outblas.hopper.gemm.schedule import tile_grid
-from outblas.hopper.gemm.variant import variant_of
+from outblas.hopper.gemm.variant import variant_of, waves_of
 from outblas.hopper.parts import tile_order
 from outblas.hopper.parts.config import HopperConfig
 
@@ -254,9 +254,8 @@ def traits_of(case: Case):
         formats=case.formats,
     )
     problem = replace(problem, batch=lead) if lead and not problem.batch else problem
-    traits = variant_of(
-        problem, case.transposed, config, tile_grid(problem, config), case.clusters
-    ).traits
+    waves = waves_of(tile_grid(problem, config), config, case.clusters)
+    traits = variant_of(problem, case.transposed, config, waves).traits
     return modules().find("gemm.traits").KernelTraits(**vars(traits))
 
 
