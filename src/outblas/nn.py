@@ -2,6 +2,7 @@
 compute experts and fp8 layers.
 """
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -21,7 +22,14 @@ from outblas.patching import activated, fp8_linears, fp8_mlps, fusion, preparing
 from outblas.patching import experts as moe
 from outblas.patching.activated import Activated
 from outblas.patching.gated import Gated
-from outblas.patching.linears import bypassed, kept_reason, torch_takes, unreached
+from outblas.patching.linears import (
+    bypassed,
+    gathered,
+    is_of_torch,
+    kept_reason,
+    torch_takes,
+    unreached,
+)
 from outblas.patching.replaced import become, rebased
 from outblas.patching.report import Report
 from outblas.torch_ops import native
@@ -205,10 +213,12 @@ def patch(
     Only the class of a layer changes. Its parameters, hooks, tied weights, optimizers and every
     reference to the module stay valid.
 
-    Other subclasses of `torch.nn.Linear` are left as they are, and so are layers whose `forward`
-    was replaced and layers whose weight or bias no kernel accepts (another dtype, a tensor
-    subclass, sparse). A patched layer that is parametrized, pruned, quantized by torchao, sharded
-    or hooked by accelerate later computes what `torch.nn.Linear` would.
+    A subclass of `torch.nn.Linear` that has no `forward` of its own keeps its class, and outblas
+    computes it. Other subclasses are left as they are, and so are layers whose `forward` was
+    replaced and layers whose weight or bias no kernel accepts (another dtype, a quantized tensor,
+    sparse, sharded by anything but `fully_shard`). A patched layer that is parametrized, pruned,
+    quantized by torchao, sharded or hooked by accelerate later computes what `torch.nn.Linear`
+    would. If nothing is swapped, a UserWarning says so.
 
     Experts of models of transformers (Mixtral, Qwen3-MoE, DeepSeek-V3 and others) get a forward
     that calls `outblas.moe_mlp`. They are found by what their modules say of themselves, in the
@@ -275,7 +285,8 @@ def patch(
     chosen = _chosen_layers(model, filter, kept)
     of_moe = _chosen(moe.find(model, experts), filter, kept)
     quantized = _chosen(fp8_linears.find(model), filter, kept)
-    layers = {id(module): name for name, module in chosen.items()}
+    fusible = (n for n, m in chosen.items() if _is_ours(type(m)) or is_of_torch(type(m)))
+    layers = {id(chosen[name]): name for name in fusible}
     fusions = list(fusion.find(model, layers, Linear)) if fuse else []
     fusions += fp8_mlps.find(model, quantized) if fuse else []
     gated = {name: mlp for name, mlp in fusions if isinstance(mlp, Gated)}
@@ -283,9 +294,7 @@ def patch(
     others = of_moe | quantized
     if not dry_run:
         for module in chosen.values():
-            if not _is_ours(type(module)):
-                _rebind(module, "forward", torch.nn.Linear, Linear)
-                become(module, Linear)
+            _swap(module)
         for swap in (*others.values(), *gated.values()):
             swap.apply()
         activated.apply([pair for _, pair in fusions if isinstance(pair, Activated)])
@@ -293,6 +302,9 @@ def patch(
     bypasses = bypassed(model)
     remarks = {name: why for name, module in chosen.items() if (why := _remark(module, bypasses))}
     remarks |= {name: why for name, swap in others.items() if (why := swap.remark())}
+    if not (dry_run or chosen or others):
+        why = "report.kept says why" if kept else "it has no linear layers"
+        warnings.warn(f"patch swapped nothing of this {type(model).__name__}: {why}", stacklevel=2)
     return Report(
         swapped=tuple(name for name, _ in _linears(model) if name in chosen or name in quantized),
         kept=kept,
@@ -342,19 +354,40 @@ def _chosen_layers(
     with the reasons, but for fp8 layers.
     """
     chosen: dict[str, torch.nn.Linear] = {}
+    sharded = gathered(model)
     for name, module in _linears(model):
         if fp8_linears.is_layer(module):
             continue
-        reason = (
-            None
-            if _is_ours(type(module))
-            else kept_reason(module) or _filtered(filter, name, module)
-        )
+        reason = None
+        if not _is_swapped(module):
+            is_gathered = id(module) in sharded
+            reason = kept_reason(module, is_gathered) or _filtered(filter, name, module)
         if reason:
             kept[name] = reason
         else:
             chosen[name] = module
     return chosen
+
+
+def _is_swapped(module: torch.nn.Linear) -> bool:
+    """Returns whether a layer computes by outblas already."""
+    return _is_ours(type(module)) or replaced.arguments(module, _forward) is not None
+
+
+def _swap(module: torch.nn.Linear) -> None:
+    """Lets a layer compute by outblas. A subclass stays one, with another forward."""
+    if _is_swapped(module):
+        return
+    if is_of_torch(type(module)):
+        _rebind(module, "forward", torch.nn.Linear, Linear)
+        become(module, rebased(type(module), {torch.nn.Linear: Linear}))
+    else:
+        replaced.replace(module, _forward)
+
+
+def _forward(layer: torch.nn.Linear, input: Tensor) -> Tensor:
+    """Computes what a subclass of `torch.nn.Linear` does that keeps its forward."""
+    return linear(input, layer.weight, layer.bias)
 
 
 def _filtered(filter: Filter | None, name: str, module: torch.nn.Module) -> str | None:
@@ -428,7 +461,7 @@ def unpatch(model: torch.nn.Module) -> Report:
         vars(module).pop("_is_followed", None)
     for name, module in _linears(model):
         kind = type(module)
-        if forwards.get(name) is fp8_linears.forward:
+        if forwards.get(name) in (fp8_linears.forward, _forward):
             swapped.append(name)
         elif not issubclass(kind, Linear):
             continue

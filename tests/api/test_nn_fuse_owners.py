@@ -16,6 +16,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.multiprocessing import reductions
 from torch.nn.parallel import DistributedDataParallel
 
+import outblas
 from outblas import patch, unpatch
 from outblas.base.compat import torch_private
 
@@ -232,10 +233,36 @@ class TestInOneProcess:
         assert torch.equal(wrapped(X), wrapped(X))
         torch.testing.assert_close(wrapped(X), plain(X), rtol=1e-4, atol=1e-5)
 
+    def test_a_model_that_was_sharded_trains_by_kernels_as_any_other(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        plain, model = of_layers(net()), of_layers(net())
+        kinds = [type(module) for module in model.modules()]
+        expected = trained(plain, sgd(plain))
+        weights: list[type] = []
+
+        def linear(x: Tensor, w: Tensor, bias: Tensor | None, **options: Any) -> Tensor:
+            weights.append(type(w))
+            return outblas.linear(x, w, bias, **options)
+
+        monkeypatch.setattr("outblas.nn.linear", linear)
+        report = patch(model, fuse=True)
+
+        assert trained(model, sgd(model)) == pytest.approx(expected, rel=1e-5)
+        assert set(weights) == {nn.Parameter}
+        assert len(weights) == 3 * len(report.swapped)
+        assert not report.kept
+        assert isinstance(model[0].w1, fsdp.FSDPModule)
+        unpatch(model)
+        assert [kind.__mro__[-3:] for kind in map(type, model.modules())] == [
+            kind.__mro__[-3:] for kind in kinds
+        ]
+
     def test_a_sharded_weight_is_not_swapped(self) -> None:
         layer = tensor.distribute_module(nn.Linear(8, 6), init_device_mesh("cpu", (1,)))
 
-        assert patch(layer).kept == {"(root)": "its weight is a DTensor"}
+        with pytest.warns(UserWarning, match="swapped nothing"):
+            assert patch(layer).kept == {"(root)": "its weight is a DTensor"}
 
     def test_a_weight_sharded_after_patch_goes_to_torch_whole(
         self, monkeypatch: pytest.MonkeyPatch

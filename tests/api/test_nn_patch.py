@@ -5,6 +5,7 @@ report.
 import copy
 import functools
 import io
+import warnings
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
@@ -116,11 +117,25 @@ def test_a_copy_of_a_patched_model_is_patched(copied: Callable[[nn.Module], nn.M
 
 # ---- what is not swapped, and why
 class Lora(nn.Linear):
-    """A subclass that may compute something else."""
+    """A subclass that computes something else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class Unusual(nn.Linear):
+    """A subclass whose instances are made in a way of their own."""
+
+    def __deepcopy__(self, memo: object) -> "Unusual":
+        return self
 
 
 class Quantized(torch.Tensor):
-    """A subclass of tensors."""
+    """A subclass of tensors that knows functions of torch."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return super().__torch_function__(func, types, args, kwargs)
 
 
 def changed(name: str, value: Any) -> Make:
@@ -146,7 +161,15 @@ def parameter_of(kind: type[Tensor]) -> Callable[[Tensor], nn.Parameter]:
 
 
 KEPT: dict[str, tuple[Make, str]] = {
-    "subclass": (lambda: Lora(8, 8), "is a Lora"),
+    "subclass with a forward": (lambda: Lora(8, 8), "is a Lora"),
+    "subclass that copies itself": (
+        lambda: Unusual(8, 8),
+        "no class can be derived from Unusual",
+    ),
+    "subclass of torch": (
+        lambda: nn.modules.linear.NonDynamicallyQuantizableLinear(8, 8),
+        "is a NonDynamicallyQuantizableLinear",
+    ),
     "lazy": (lambda: nn.LazyLinear(8), "has no weight before its first call"),
     "parametrized": (
         lambda: nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)),
@@ -168,10 +191,6 @@ KEPT: dict[str, tuple[Make, str]] = {
     "a bias of a subclass": (
         changed("bias", parameter_of(Quantized)),
         "its bias is a Quantized",
-    ),
-    "a parameter of a subclass": (
-        changed("weight", lambda w: type("Mine", (nn.Parameter,), {})(w)),
-        "its weight is a Mine",
     ),
     "sparse": (
         changed("weight", lambda w: nn.Parameter(w.to_sparse_csr())),
@@ -197,10 +216,70 @@ def test_what_is_not_swapped_says_why(name: str) -> None:
     layer = make()
     kind = type(layer)
 
-    report = patch(layer)
+    with pytest.warns(UserWarning, match="patch swapped nothing of this .*: report.kept says why"):
+        report = patch(layer)
 
     assert report.kept == {"(root)": reason}
     assert type(layer) is kind
+
+
+def test_a_model_without_linear_layers_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="nothing of this ReLU: it has no linear layers") as caught:
+        patch(nn.ReLU())
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings(action="error"):
+        patch(nn.ReLU(), dry_run=True)
+        patch(Net())
+
+
+# ---- subclasses that are swapped
+class Named(nn.Linear):
+    """A subclass with a constructor, methods and parameters of its own, and torch's forward."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(8, 8)
+        self.name, self.scale = name, nn.Parameter(torch.ones(()))
+
+    def extra_repr(self) -> str:
+        return f"{self.name}, {super().extra_repr()}"
+
+
+def loaded(layer: nn.Module) -> nn.Module:
+    return copy.deepcopy(saved_and_loaded(layer))
+
+
+@pytest.mark.parametrize("then", [lambda layer: layer, loaded], ids=["itself", "a copy"])
+def test_a_subclass_with_torchs_forward_stays_what_it_is_and_is_swapped(
+    then: Callable[[nn.Module], Any], our_calls: list[str | None]
+) -> None:
+    layer = Named("head")
+    expected, shown, attributes = layer(X), repr(layer), dict(vars(layer))
+
+    for _ in range(2):
+        assert patch(layer, fuse=True).swapped == ("(root)",)
+    other = then(layer)
+
+    assert isinstance(other, Named)
+    assert repr(other) == shown
+    assert torch.equal(other(X), expected)
+    assert our_calls == [None]
+    assert unpatch(other).swapped == ("(root)",)
+    assert type(other) is Named
+    assert dict(vars(other)).keys() == attributes.keys()
+    other(X)
+    assert our_calls == [None]
+
+
+def test_a_parameter_that_overrides_nothing_is_that_of_any_layer(
+    our_calls: list[str | None],
+) -> None:
+    layer = nn.Linear(8, 8)
+    layer.weight = type("Loaded", (nn.Parameter,), {})(layer.weight.detach())
+    expected = layer(X)
+
+    assert patch(layer).swapped == ("(root)",)
+    assert torch.equal(layer(X), expected)
+    assert our_calls == [None]
 
 
 def test_a_filter_chooses_by_the_name() -> None:
@@ -252,7 +331,8 @@ def test_a_report_says_what_became_of_layers() -> None:
     assert str(patch(net, dry_run=True)).startswith("3 would swap, 0 kept\nup    would swap")
     assert str(patch(net)).startswith("3 swapped, 0 kept\nup    swapped  on cpu: torch takes it")
     assert str(unpatch(net)).startswith("3 restored, 0 kept\nup    restored")
-    shown = str(patch(nn.MultiheadAttention(8, 2)))
+    with pytest.warns(UserWarning, match="swapped nothing"):
+        shown = str(patch(nn.MultiheadAttention(8, 2)))
     assert shown.startswith("0 swapped, 1 kept, 1 unreached\n")
     assert "in_proj_weight  unreached  nn.MultiheadAttention multiplies by it" in shown
     experts = Report(experts={"moe": "4 experts"}, remarks={"moe": "on cpu"})

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 import outblas
 from outblas import FallbackWarning, addmm, linear, matmul
-from outblas.call import invariance
+from outblas.call import fallback, invariance
 
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 
@@ -303,9 +303,6 @@ class Halving(Plain):
             return F.linear(args[0], args[1] / 2, *args[2:])
 
 
-HOLDING = Plain, Weight, Forwarding, Halving, Sealed
-
-
 def of(kind: type[Tensor], t: Tensor, *, requires_grad: bool = False) -> Tensor:
     """Values of a type, as a leaf."""
     with torch._C.DisableTorchFunctionSubclass():
@@ -348,7 +345,7 @@ SAME_AS_TORCHS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] =
 
 @pytest.mark.interpreter
 @pytest.mark.parametrize("name", SAME_AS_TORCHS)
-@pytest.mark.parametrize("kind", HOLDING)
+@pytest.mark.parametrize("kind", [Plain, Weight, Forwarding, Sealed])
 def test_values_of_a_subclass_are_multiplied_by_a_kernel_into_torchs_type(
     kind: type[Tensor], name: str
 ) -> None:
@@ -385,32 +382,17 @@ def test_gradients_of_a_subclass_are_torchs(
         assert same(w.grad, w_of_torch.grad)
 
 
-def test_a_subclass_that_writes_or_has_another_dtype_is_torchs() -> None:
-    """Where torch's function is offered to a type that is not known to leave it to torch."""
-    out, w = sevens(), of(Halving, W)
+def test_a_type_that_computes_by_itself_is_left_to_it() -> None:
+    """By torch's function, of other operands than it was offered."""
+    w, out = of(Halving, W), sevens()
 
     with pytest.warns(FallbackWarning, match="tensor subclass Halving"):
-        linear(X, w, out=out)
-    with pytest.raises(ValueError, match="kernel 'portable' needs plain tensors"):
-        linear(X, w, out=out, kernel="portable")
-
-    assert torch.equal(out, F.linear(X, W / 2))
-
-
-def test_a_type_that_computes_by_itself_is_torchs_with_a_warning() -> None:
-    class Own(Plain):
-        @classmethod
-        def __torch_function__(cls, func, types, args=(), kwargs=None):
-            if func is F.linear:
-                return "own"
-            return super().__torch_function__(func, types, args, kwargs or {})
-
-    w = of(Own, W)
-
-    with pytest.warns(FallbackWarning, match="tensor subclass Own"):
-        assert linear(X, w) == "own"
-    with pytest.raises(ValueError, match="kernel 'portable' needs plain tensors"):
-        linear(X, w, kernel="portable")
+        assert same(linear(X, w, activation="relu"), torch.relu(HALVED))
+    assert torch.equal(linear(X, w, out=out), HALVED)
+    for options in ({}, {"out": sevens()}):
+        with pytest.raises(ValueError, match="kernel 'portable' needs plain tensors"):
+            linear(X, w, kernel="portable", **options)
+    assert same(matmul(X, of(Halving, B), kernel="portable"), of(Halving, X @ B))
 
 
 def test_a_plain_subclass_warns_where_it_is_called() -> None:
@@ -553,7 +535,17 @@ def test_compiled_calls_of_a_subclass_are_one_graph_of_our_operators(
 
     assert same(got, of_torch(X, w))
     products = [str(f) for f in targets_of(backend.graphs[0]) if "outblas" in str(f)]
-    assert len(products) == 1
+    assert len(products) == (kind is not Halving or name == "matmul")
+
+
+def test_a_compiled_call_that_a_type_computes_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fallback, "_seen", set())
+    compiled = torch.compile(lambda x, w: linear(x, w), backend="eager", fullgraph=True)
+
+    with pytest.warns(FallbackWarning, match="tensor subclass Halving"):
+        assert same(compiled(X, of(Halving, W)), HALVED)
+    with warnings.catch_warnings(action="error"):
+        assert same(compiled(X, of(Halving, W)), HALVED)
 
 
 def test_compiled_calls_under_a_default_device_keep_the_operator() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from outblas.base.compat.torch_private import as_plain, scaled_mm
+from outblas.base.compat.torch_private import as_plain, constant_to_dynamo, scaled_mm
 from outblas.base.compiling import CompilePending
 from outblas.call import epilogue, fp8, problem
 from outblas.call.epilogue import EpilogueArgs, apply
@@ -47,8 +47,12 @@ def warn_fallback(cause: str | Exception) -> None:
     cause = str(cause)
     if os.environ.get("OUTBLAS_STRICT") == "1":
         raise RuntimeError(f"OUTBLAS_STRICT=1 forbids the fallback to torch: {cause}")
-    if torch.compiler.is_compiling():
-        return
+    _warn_fallback(cause)
+
+
+@constant_to_dynamo
+def _warn_fallback(cause: str) -> None:
+    """Shows a cause once, in a program that is compiled while it is traced."""
     if cause not in _seen:
         _seen.add(cause)
         message = f"torch takes this call: {cause} (shown once; OUTBLAS_STRICT=1 makes it an error)"

@@ -16,8 +16,8 @@ import torch
 from outblas.call.epilogue import gated_name
 from outblas.call.problem import DTYPES
 from outblas.patching import replaced
-from outblas.patching.functions import PLAIN, function_of, tensor_of, unusual
-from outblas.torch_ops.call import is_autocast
+from outblas.patching.functions import function_of, tensor_of, unusual
+from outblas.torch_ops.call import PLAIN, is_autocast
 from outblas.torch_ops.moe import moe_mlp
 
 Tensor = torch.Tensor

@@ -16,7 +16,8 @@ from outblas.call.fp8 import BLOCK
 from outblas.call.problem import DTYPES
 from outblas.fp8 import check, product
 from outblas.patching import replaced
-from outblas.patching.functions import PLAIN, tensor_of
+from outblas.patching.functions import tensor_of
+from outblas.torch_ops.call import PLAIN
 from outblas.torch_ops.scaled_operator import unsupported_reason
 
 Tensor = torch.Tensor

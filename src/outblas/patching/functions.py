@@ -8,15 +8,12 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from outblas.base.compat.torch_private import FakeTensor, FunctionalTensor, any_global_hook
+from outblas.base.compat.torch_private import any_global_hook
 from outblas.call.problem import DTYPES
 from outblas.patching import replaced
+from outblas.torch_ops.call import is_plain_type
 
 Module = torch.nn.Module
-
-# Types of tensors that hold their values themselves; the last two stand for such a tensor while a
-# program is traced.
-PLAIN = torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor
 
 
 def tensor_of(module: Module, name: str) -> Any:
@@ -31,7 +28,7 @@ def unusual(name: str, t: Any) -> str | None:
     """Returns which property of a tensor keeps the kernels from a module whose attribute it is, or
     None.
     """
-    if type(t) not in PLAIN:
+    if not is_plain_type(type(t)):
         return f"its {name} is a {type(t).__name__}"
     if t.is_nested or t.layout is not torch.strided:
         return f"its {name} is {'nested' if t.is_nested else t.layout}"

@@ -3,6 +3,7 @@ the time being, and which products of a model are no linear layers, so that `pat
 them.
 """
 
+import sys
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -10,7 +11,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from outblas.call.quantization import FORMATS
 from outblas.fp8 import FP8Linear
-from outblas.patching import fp8_linears
+from outblas.patching import fp8_linears, replaced
 from outblas.patching.functions import tensor_of, unusual
 
 Tensor = torch.Tensor
@@ -33,29 +34,51 @@ _REACHED = "outblas.enable reaches it"
 _OWN_CODE = "outblas.enable reaches its mm, bmm and linear"
 
 
-def kept_reason(module: torch.nn.Linear) -> str | None:
-    """Returns why a layer is not swapped, or None."""
+def is_of_torch(kind: type) -> bool:
+    """Returns whether a class is `torch.nn.Linear`, or what `fully_shard` makes of it."""
+    others = [base for base in kind.__mro__ if issubclass(base, torch.nn.Linear)]
+    return all(base is torch.nn.Linear or _is_sharding(base) for base in others)
+
+
+def _is_sharding(kind: type) -> bool:
+    """Returns whether `fully_shard` made a class."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and issubclass(kind, getattr(fsdp, "FSDPModule", ()))
+
+
+def gathered(model: Module) -> set[int]:
+    """Returns the modules whose parameters `fully_shard` gathers before they compute, by id."""
+    owners = [module for module in model.modules() if _is_sharding(type(module))]
+    return {id(module) for owner in owners for module in owner.modules()}
+
+
+def kept_reason(module: torch.nn.Linear, is_gathered: bool) -> str | None:
+    """Returns why a layer is not swapped, or None. `is_gathered`: whether `fully_shard` gathers its
+    parameters.
+    """
     kind = type(module)
     if isinstance(module, LazyModuleMixin):
         return "has no weight before its first call"
-    if kind is not torch.nn.Linear:
-        parametrized = torch.nn.utils.parametrize.is_parametrized(module)
-        return (
-            "its parameters are computed (parametrized)"
-            if parametrized
-            else f"is a {kind.__name__}"
-        )
+    if torch.nn.utils.parametrize.is_parametrized(module):
+        return "its parameters are computed (parametrized)"
+    is_subclass = not is_of_torch(kind)
+    if is_subclass and (
+        kind.forward is not torch.nn.Linear.forward or kind.__module__.startswith("torch.")
+    ):
+        return f"is a {kind.__name__}"
+    if is_subclass and (reason := replaced.irreplaceable(module)):
+        return reason
     forward = vars(module).get("forward")
     if forward is not None and getattr(forward, "__func__", None) is not torch.nn.Linear.forward:
         return "its forward was replaced"
-    if getattr(module, "activation", None) is not None:
+    if not is_subclass and getattr(module, "activation", None) is not None:
         return "has an attribute activation, which outblas.Linear would apply"
     if not isinstance(module.weight, Tensor):
         return "has no weight"
-    return _unusual(module)
+    return _unusual(module, is_gathered)
 
 
-def _unusual(module: torch.nn.Linear) -> str | None:
+def _unusual(module: torch.nn.Linear, is_gathered: bool = False) -> str | None:
     """Returns which property of a layer's weight or bias makes torch compute the layer on any
     device, or None.
     """
@@ -63,6 +86,8 @@ def _unusual(module: torch.nn.Linear) -> str | None:
         t = tensor_of(module, name)
         if t is None:  # or it is computed: plain, with any dtype
             continue
+        if is_gathered and type(t).__name__ == "DTensor":
+            t = t.to_local()
         if reason := unusual(name, t):
             return reason
     return None

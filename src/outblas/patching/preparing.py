@@ -15,8 +15,9 @@ from outblas.call import default_kernel, dispatch, recorded_shapes
 from outblas.call.dispatch import Call
 from outblas.call.problem import DTYPES
 from outblas.patching import activated, experts, fp8_linears, fp8_mlps, gated, replaced
-from outblas.patching.functions import PLAIN, tensor_of
+from outblas.patching.functions import tensor_of
 from outblas.torch_ops import ops
+from outblas.torch_ops.call import is_plain_type
 
 Tensor = torch.Tensor
 Module = torch.nn.Module
@@ -52,7 +53,7 @@ class LayerProduct(NamedTuple):
 
 
 def _is_usual(t: Any) -> bool:
-    return type(t) in PLAIN and t.dtype in DTYPES and is_on_gpu(t)
+    return is_plain_type(type(t)) and t.dtype in DTYPES and is_on_gpu(t)
 
 
 def is_on_gpu(t: Tensor) -> bool:

@@ -2,6 +2,7 @@
 types that override the call.
 """
 
+import operator
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -176,6 +177,7 @@ class _Default(TorchFunctionMode):
         super().__init__()
         module: Any = torch.nn.functional if call.function == "linear" else torch
         self.has_run = False
+        self._operands = [call.a, call.b] if call.c is None else [call.c, call.a, call.b]
         self._of_torch = getattr(module, call.function)
         self._ours = public_functions[call.function]
         self._choice = {k: v for k, v in call.choice._asdict().items() if v is not None}
@@ -184,7 +186,8 @@ class _Default(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is not self._of_torch:
+        is_call = func is self._of_torch and all(map(operator.is_, args, self._operands))
+        if not is_call:
             return func(*args, **kwargs)
         if types and overrides_enabled():
             return NotImplemented  # so that torch asks the types
