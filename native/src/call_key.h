@@ -17,9 +17,9 @@ namespace outblas {
 enum class Kind : int64_t {
   matmul = 0,  // a, b
   linear = 1,  // x, weight (N, K), bias, residual
-  aten_mm = 2,
-  aten_bmm = 3,
-  aten_addmm = 4,  // a, b, c
+  aten_mm = 5,
+  aten_bmm = 6,
+  aten_addmm = 7,  // a, b, c
 };
 
 // The tensors of a call. Those that it does not have are null. `b` of `Kind::linear` is the weight

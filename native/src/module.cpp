@@ -134,11 +134,11 @@ std::optional<FfiLaunch> ffi_launch(const py::object& given, double alpha, doubl
 }
 
 // Remembers the plan of calls like this one, which must be made in the state of torch in which the
-// calls are.
+// calls are. Returns whether others were forgotten for it.
 //
 // tensors: a, b, c, bias, residual, out; None for those that the call has not. `b` of linear is the
 // weight. output: its sizes, strides, dtype and device.
-void remember(
+bool remember(
     int kind,
     const std::array<std::optional<at::Tensor>, 6>& tensors,
     const std::string& activation,
@@ -172,7 +172,7 @@ void remember(
       has_epilogue,
       several_devices,
       options.kind == Kind::linear});
-  state().table.add(CallKey(operands, options), std::move(plan), most_plans);
+  return state().table.add(CallKey(operands, options), std::move(plan), most_plans);
 }
 
 }  // namespace
@@ -181,7 +181,7 @@ void remember(
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   using namespace outblas;
   m.attr("TORCH") = TORCH_VERSION;
-  m.attr("INTERFACE") = 2;
+  m.attr("INTERFACE") = 3;
   if (PyModule_AddFunctions(m.ptr(), FAST) != 0) {
     throw py::error_already_set();
   }

@@ -1,7 +1,7 @@
 // The plans of calls that were made before. All access holds the GIL.
 #pragma once
 
-#include <deque>
+#include <list>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -15,45 +15,60 @@ class PlanTable {
  public:
   // A caller keeps what it found, because a launch may clear the table.
   std::shared_ptr<Plan> find(const CallKey& key) const {
-    const auto alike = plans_.find(key.hash());
-    if (alike != plans_.end()) {
-      for (const auto& [known, plan] : alike->second) {
-        if (known == key) {
-          return plan;
-        }
+    const auto [first, last] = places_.equal_range(key.hash());
+    for (auto place = first; place != last; ++place) {
+      if (place->second->key == key) {
+        place->second->used = true;
+        return place->second->plan;
       }
     }
     return nullptr;
   }
 
-  // Adds a plan, in the place of the oldest ones if there are too many.
-  void add(const CallKey& key, std::shared_ptr<Plan> plan, size_t most) {
+  // Adds a plan, in the place of those that no call took since the hand of the clock passed them if
+  // there are too many. Returns whether plans were forgotten.
+  bool add(const CallKey& key, std::shared_ptr<Plan> plan, size_t most) {
     if (find(key) != nullptr) {
-      return;
+      return false;
     }
-    while (order_.size() >= most && !order_.empty()) {
-      const auto oldest = plans_.find(order_.front());
-      order_.pop_front();
-      oldest->second.pop_front();
-      if (oldest->second.empty()) {
-        plans_.erase(oldest);
+    std::vector<std::shared_ptr<Plan>> forgotten;  // destroying them runs Python code: at the end
+    while (entries_.size() >= most && !entries_.empty()) {
+      const auto entry = entries_.begin();
+      if (entry->used) {
+        entry->used = false;
+        entries_.splice(entries_.end(), entries_, entry);
+        continue;
       }
+      auto place = places_.find(entry->key.hash());
+      while (place->second != entry) {
+        ++place;
+      }
+      places_.erase(place);
+      forgotten.push_back(std::move(entry->plan));
+      entries_.erase(entry);
     }
-    plans_[key.hash()].emplace_back(key, std::move(plan));
-    order_.push_back(key.hash());
+    entries_.push_back({key, std::move(plan)});
+    places_.emplace(key.hash(), std::prev(entries_.end()));
+    return !forgotten.empty();
   }
 
   void clear() {
     // Destroying a plan runs Python code, which may come back here.
-    const auto plans = std::exchange(plans_, {});
-    order_.clear();
+    const auto entries = std::exchange(entries_, {});
+    places_.clear();
   }
 
-  size_t size() const { return order_.size(); }
+  size_t size() const { return entries_.size(); }
 
  private:
-  std::unordered_map<uint64_t, std::deque<std::pair<CallKey, std::shared_ptr<Plan>>>> plans_;
-  std::deque<uint64_t> order_;  // hashes of keys, the oldest first
+  struct Entry {
+    CallKey key;
+    std::shared_ptr<Plan> plan;
+    mutable bool used = true;
+  };
+
+  std::list<Entry> entries_;  // in the order of the clock, whose hand is at the first
+  std::unordered_multimap<uint64_t, std::list<Entry>::iterator> places_;  // by the hashes of keys
 };
 
 }  // namespace outblas

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.served_by_pack import forget_packs
 
 import outblas
@@ -17,7 +18,7 @@ from outblas.base import cache, pack
 from outblas.base.compiling import CompileForbidden
 from outblas.base.facts import digest
 from outblas.base.pack import PackError
-from outblas.call import dispatch
+from outblas.call import warm
 
 COMMON = {"arch": "sm_90a", "options": "", "machine": "x86_64", "dsl": "4", "cuda": 12}
 COMMON |= {"tvm_ffi": "0"}
@@ -175,11 +176,17 @@ def test_a_kernel_comes_from_a_pack_and_writes_nothing(file: Path, tmp_path: Pat
 
 def test_calls_are_planned_again_after_a_pack_was_loaded(file: Path) -> None:
     """Torch computes a call whose kernel may not be compiled, until a pack has it."""
-    dispatch.aten_plans[("a call",)] = "torch computes it"
+    a, b = torch.ones(2, 3), torch.ones(3, 4)
+    call = warm.Kind.MM, ("mm",), a, b
+    entry = warm.find(*call)
+    assert entry is not None
+    assert entry.keep("torch computes it")
 
     outblas.load_pack(file)
 
-    assert not dispatch.aten_plans
+    entry = warm.find(*call)
+    assert entry is not None
+    assert entry.plan is None
 
 
 def test_packs_are_asked_in_the_order_in_which_they_were_loaded(file: Path, tmp_path: Path) -> None:

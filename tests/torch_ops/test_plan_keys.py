@@ -1,5 +1,6 @@
-"""Calls share a plan only where it is right for both: every field of a call that a plan depends on
-changes its key. From one call each field is varied, alone and together with each other one.
+"""Calls share a plan only where it is right for both: what a plan depends on changes its key, or a
+guard tells it. From one call each field is varied, alone and together with each other one, and at
+random all at once.
 
 A stand-in for the kernels says which plan ran. Calls run cold and warm, so that the keys of all
 caches are asked, with outblas-native that of C++ too.
@@ -10,16 +11,19 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from support.fp8 import E4M3, E5M2
 
 import outblas
-from outblas.call import dispatch, sm_carveout
+from outblas.call import dispatch, sm_carveout, warm
 from outblas.call.grouped import NO_TENSORS, GroupedTensors
 from outblas.kernels import portable
-from outblas.torch_ops import aten, eager_scaled, grouped_plans, native
+from outblas.torch_ops import aten, aten_calls, eager_scaled, grouped_plans, native
 from outblas.torch_ops.aten_grouped import Grouped
 from outblas.torch_ops.aten_scaled import Scaled
 
@@ -115,6 +119,7 @@ def state(numbers: torch.dtype | str, carveout: int = 0, limit: int = 0) -> Iter
 
 
 OPERANDS: Fields = {
+    "rows": (M, 5, 1),
     "a": (0, 1, 16, "by columns"),
     "b": (0, 1, 16, "by columns"),
     "numbers": (F32, BF16, TF32),
@@ -136,30 +141,29 @@ def limited(left: tuple[int, int]) -> int | None:
     return 132 - left[1] if left[1] else None
 
 
-def matmul(numbers: Any, left: Any, out: Any, wide: bool, **named: Any) -> None:
+def matmul(rows: int, numbers: Any, left: Any, out: Any, wide: bool, **named: Any) -> None:
     with state(numbers, left[0]) as dtype:
         result = F32 if wide else dtype
-        a, b = matrix(M, K, dtype, named.pop("a")), matrix(K, N, dtype, named.pop("b"))
+        a, b = matrix(rows, K, dtype, named.pop("a")), matrix(K, N, dtype, named.pop("b"))
         for name in ("bias", "residual", "aux"):
-            named[name] = optional(M, N, result, place=named[name], use=name)
+            named[name] = optional(rows, N, result, place=named[name], use=name)
         named |= {"out_dtype": F32 if wide else None, "sms": limited(left)}
-        outblas.matmul(a, b, out=optional(M, N, result, place=out, use="out"), **named)
+        outblas.matmul(a, b, out=optional(rows, N, result, place=out, use="out"), **named)
 
 
-def addmm(numbers: Any, left: Any, out: Any, **named: Any) -> None:
+def addmm(rows: int, numbers: Any, left: Any, out: Any, **named: Any) -> None:
     with state(numbers, left[0]) as dtype:
-        a, b = matrix(M, K, dtype, named.pop("a")), matrix(K, N, dtype, named.pop("b"))
-        where = optional(M, N, dtype, place=out, use="out")
-        outblas.addmm(
-            matrix(M, N, dtype, named.pop("c")), a, b, out=where, sms=limited(left), **named
-        )
+        a, b = matrix(rows, K, dtype, named.pop("a")), matrix(K, N, dtype, named.pop("b"))
+        where = optional(rows, N, dtype, place=out, use="out")
+        c = matrix(rows, N, dtype, named.pop("c"))
+        outblas.addmm(c, a, b, out=where, sms=limited(left), **named)
 
 
-def linear(numbers: Any, left: Any, bias: Any, ready: bool, **named: Any) -> None:
+def linear(rows: int, numbers: Any, left: Any, bias: Any, ready: bool, **named: Any) -> None:
     with state(numbers, left[0]) as dtype, outblas.weights_ready(ready), torch.no_grad():
-        x, w = matrix(M, K, dtype, named.pop("a")), matrix(N, K, dtype, named.pop("b"))
+        x, w = matrix(rows, K, dtype, named.pop("a")), matrix(N, K, dtype, named.pop("b"))
         for name, use in (("residual", ""), ("out", "out")):
-            named[name] = optional(M, N, dtype, place=named[name], use=use)
+            named[name] = optional(rows, N, dtype, place=named[name], use=use)
         row = None if bias is None else matrix(1, N, dtype, bias)[0]
         outblas.linear(x, w, row, sms=limited(left), **named)
 
@@ -209,16 +213,18 @@ def test_calls_that_differ_have_plans_of_their_own(name: str, ran: list[int]) ->
 
 
 # ---- products of torch
-def product(operator: str, numbers: Any, left: Any, invariant: bool, **scalars: Any) -> None:
+def product(
+    operator: str, rows: int, numbers: Any, left: Any, invariant: bool, **scalars: Any
+) -> None:
     a, b, c, out = (scalars.pop(name) for name in ("a", "b", "c", "out"))
     with state(numbers, *left) as dtype, outblas.batch_invariant(invariant):
-        tensors = [matrix(M, K, dtype, a), matrix(K, N, dtype, b)]
-        where = optional(M, N, dtype, place=out, use="out")
+        tensors = [matrix(rows, K, dtype, a), matrix(K, N, dtype, b)]
+        where = optional(rows, N, dtype, place=out, use="out")
         if operator in ("bmm", "baddbmm"):
             tensors = [t[None] for t in tensors]
             where = None if where is None else where[None]
         if operator.endswith(("addmm", "addbmm", "addmm_")):
-            tensors.insert(0, matrix(M, N, dtype, c))
+            tensors.insert(0, matrix(rows, N, dtype, c))
         into = {} if where is None else {"out": where}
         if operator == "addmm_":
             tensors[0].addmm_(*tensors[1:], **scalars)
@@ -245,10 +251,7 @@ def test_products_of_torch_that_differ_have_plans_of_their_own(name: str, ran: l
         assert_plans_differ(product, PRODUCTS[name], ran)
 
 
-# ---- keys
-Keyed = tuple[Any, Sequence[Tensor]]  # a key, and the tensors that a guard compares
-
-
+# ---- calls that operators plan
 FP8: Fields = {
     "a": [matrix(M, K, E4M3, place) for place in (0, 1, 16)] + [matrix(M, K, E5M2)],
     "b": [matrix(N, K, E4M3, place).t() for place in (0, 1)] + [matrix(2 * N, K, E4M3).t()],
@@ -264,17 +267,36 @@ def scales(scale_a: Tensor, scale_b: Tensor | None) -> tuple[Tensor, Tensor]:
     return scale_a, scale_a if scale_b is None else scale_b
 
 
-def scaled(a: Any, b: Any, scale_a: Any, scale_b: Any, **options: Any) -> Keyed:
+def scaled(a: Any, b: Any, scale_a: Any, scale_b: Any, **options: Any) -> warm.WarmPlan | None:
     """Of `outblas.scaled_mm`."""
     bias, residual, fast = (options.pop(n) for n in ("bias", "residual", "use_fast_accum"))
     operands = a, b, *scales(scale_a, scale_b), bias, residual
     given = options.pop("out_dtype"), fast, options.pop("activation"), *options.pop("rounding")
-    return eager_scaled._key(operands, given), eager_scaled._guarded(operands)
+    return eager_scaled._entry(operands, given)
 
 
-def scaled_of_torch(a: Any, b: Any, scale_a: Any, scale_b: Any, **options: Any) -> Keyed:
+def of_torch(attempt: Callable[..., object], call: Any) -> warm.WarmPlan | None:
+    """Of a function that `outblas.enable` overrides."""
+    entries: list[warm.WarmPlan | None] = []
+
+    def find(*given: Any) -> warm.WarmPlan | None:
+        entries.append(warm.find(*given))
+        return entries[-1]
+
+    rules = aten.Rules((F32, BF16), 0, 0, None, key="CPU", kernel="portable")
+    with (
+        mock.patch.object(aten_calls, "_active", aten.Active(rules, {})),
+        mock.patch.object(aten_calls, "_find", find),
+        mock.patch.object(aten_calls, "_decide", return_value="torch"),
+    ):
+        attempt(call)
+    (entry,) = entries
+    return entry
+
+
+def scaled_of_torch(a: Any, b: Any, scale_a: Any, scale_b: Any, **options: Any) -> Any:
     call = Scaled(a, b, *scales(scale_a, scale_b), **options)
-    return call.key(), call.tensors
+    return of_torch(aten_calls.attempt_scaled, call)
 
 
 TOKENS: Fields = {
@@ -286,17 +308,17 @@ TOKENS: Fields = {
 }
 
 
-def grouped_of_torch(mat_a: Any, mat_b: Any, offs: Any, bias: Any, out_dtype: Any) -> Keyed:
-    call = Grouped(mat_a, mat_b, offs, bias, out_dtype)
-    return call.key(), call.tensors
+def grouped_of_torch(mat_a: Any, mat_b: Any, **others: Any) -> Any:
+    return of_torch(aten_calls.attempt_grouped, Grouped(mat_a, mat_b, **others))
 
 
-def grouped(level: str, mat_a: Any, mat_b: Any, offs: Any, options: Any, **tensors: Any) -> Keyed:
-    """Of `outblas.grouped_mm`."""
+def grouped(
+    kind: int, mat_a: Any, mat_b: Any, offs: Any, options: Any, **tensors: Any
+) -> warm.WarmPlan | None:
+    """Of `outblas.grouped_mm`, and of its operator."""
     is_bare = all(t is None for t in tensors.values())
     others = NO_TENSORS if is_bare else GroupedTensors(**tensors)
-    guarded = grouped_plans._given(mat_a, mat_b, offs, others)
-    return grouped_plans._key(level, guarded, others, options), guarded
+    return grouped_plans._entry(kind, mat_a, mat_b, offs, others, options)
 
 
 GROUPED_OPTIONS = [
@@ -312,7 +334,8 @@ BESIDE: Fields = {
     if name not in ("aux", "counts")
 }
 ROUNDING = [(), ("row", False), ("row", True), ("block", False)]
-KEYS: dict[str, tuple[Callable[..., Keyed], Fields]] = {
+KINDS = [int(warm.Kind.GROUPED_MM), int(warm.Kind.GROUPED_OPERATOR)]
+ENTRIES: dict[str, tuple[Callable[..., warm.WarmPlan | None], Fields]] = {
     "scaled_mm": (
         scaled,
         FP8
@@ -329,29 +352,71 @@ KEYS: dict[str, tuple[Callable[..., Keyed], Fields]] = {
         grouped_of_torch,
         TOKENS | {"bias": [None, torch.zeros(3, N)], "out_dtype": [None, F32, BF16]},
     ),
-    "grouped_mm": (
-        grouped,
-        TOKENS | BESIDE | {"level": ["operator", "call"], "options": GROUPED_OPTIONS},
-    ),
+    "grouped_mm": (grouped, TOKENS | BESIDE | {"kind": KINDS, "options": GROUPED_OPTIONS}),
 }
 
 
-@pytest.mark.parametrize("name", KEYS)
-def test_calls_that_differ_have_other_keys(name: str) -> None:
-    """Those of equal keys have as many tensors, which a guard tells apart by their layouts."""
-    key_of, fields = KEYS[name]
-    alike: dict[Any, list[tuple[list[Any], dict[str, Any]]]] = {}
-    for call in variants({**fields, "left": LEFT} if "scaled" in name else fields):
-        left = call.get("left", (0, 0))
-        with state(F32, *left):
-            key, tensors = key_of(**{field: v for field, v in call.items() if field != "left"})
-        assert key is not None
-        layouts = [(t.shape, t.stride(), t.dtype) for t in tensors]
-        told = {field: described(value) for field, value in call.items()}
-        for others, other in alike.setdefault(key, []):
-            assert len(others) == len(layouts), f"one guard for {other} and {told}"
-            assert others != layouts, f"equal keys of {other} and {told}"
-        alike[key].append((layouts, told))
+class RowsPlan:
+    """Stands for a plan that serves any number of rows. Its parts return its number and sizes."""
+
+    any_rows = True
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def at(self, sizes: torch.Size, by_torch: bool) -> Callable[..., Any]:
+        return lambda *_: (self.number, sizes)
+
+
+def take_plan(entry_of: Callable[..., warm.WarmPlan | None], ran: list[Any], **fields: Any) -> None:
+    """Notes the plan of a call, which gets one if it has none."""
+    with state(F32, *fields.pop("left")):
+        entry = entry_of(**fields)
+        assert entry is not None
+        if entry.plan is None:
+            assert entry.keep(RowsPlan(next(NUMBERS)), any_rows=True)
+    ran[:] = [entry.plan()]
+
+
+NUMBERS = itertools.count()
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_calls_that_operators_plan_have_plans_of_their_own(name: str, ran: list[int]) -> None:
+    entry_of, fields = ENTRIES[name]
+
+    assert_plans_differ(functools.partial(take_plan, entry_of, ran), {**fields, "left": LEFT}, ran)
+
+
+# ---- calls at random
+ALL: dict[str, tuple[Callable[..., Any], Fields]] = {
+    **CALLS,
+    **{name: (product, fields) for name, fields in PRODUCTS.items()},
+    **ENTRIES,
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(data=st.data())
+def test_calls_at_random_share_a_plan_only_if_they_are_alike(
+    name: str, ran: list[int], data: st.DataObject
+) -> None:
+    call, fields = ALL[name]
+    if name in ENTRIES:
+        call, fields = functools.partial(take_plan, call, ran), {**fields, "left": LEFT}
+    places = st.fixed_dictionaries({f: st.integers(0, len(v) - 1) for f, v in fields.items()})
+    one, other = data.draw(places), data.draw(places)
+    rules = aten.Rules((F32, BF16), 0, 0, None, key="CPU", kernel="portable")
+    plans = []
+    with aten._enable(rules) if name in PRODUCTS else contextlib.nullcontext():
+        for chosen in (one, other, one):
+            ran.clear()
+            call(**{field: values[chosen[field]] for field, values in fields.items()})
+            plans += ran
+
+    assert plans[0] == plans[2], "a warm call has the plan of the cold one"
+    assert (plans[0] == plans[1]) is (one == other)
 
 
 # ---- keys of C++

@@ -195,11 +195,7 @@ PLAN_LIMIT = 8192  # number of entries of a plan cache; beyond it, the oldest ar
 SIZES_LIMIT = 256  # the same for the sizes of A that a plan for any number of rows has met
 MOST_ROWS = 1 << 24  # with more a plan serves that number alone: kernels count tiles in 32 bits
 _plans: dict[tuple[Any, ...], Plan] = {}
-# The plan caches of torch_ops.eager and of torch_ops.aten, which compare less per call. They are
-# cleared together with this one.
-eager_plans: dict[tuple[Any, ...], Any] = {}
-aten_plans: dict[tuple[Any, ...], Any] = {}
-# Called when they are.
+# Clear the caches that compare less per call, together with this one.
 on_clear: list[Callable[[], None]] = []
 _remembering = forks.Lock()
 
@@ -256,8 +252,6 @@ def clear_cache() -> None:
     """Discards all plans, so that every call is planned again."""
     with _remembering:
         _plans.clear()
-        eager_plans.clear()
-        aten_plans.clear()
     for clear in on_clear:
         clear()
 

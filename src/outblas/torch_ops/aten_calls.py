@@ -2,6 +2,7 @@
 to torch.
 """
 
+import itertools
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -10,38 +11,40 @@ from typing import Any, NamedTuple
 import torch
 
 from outblas.base import forks
-from outblas.base.compat.torch_private import tensor_guard
-from outblas.call import dispatch, invariance
+from outblas.call import dispatch, invariance, warm
 from outblas.call.dispatch import Call
 from outblas.call.epilogue import EpilogueArgs
 from outblas.call.errors import OperandError
-from outblas.call.sm_carveout import reserved
-from outblas.call.tensor_memory import LINE
-from outblas.call.tensor_memory import read_address as _address
+from outblas.call.invariance import flag as _invariance
+from outblas.call.warm import Kind, Others, WarmPlan
 from outblas.torch_ops import native
 from outblas.torch_ops.aten_choice import IN_CAPTURE, PENDING, choose, choose_grouped, choose_scaled
 from outblas.torch_ops.aten_grouped import NOT_INVARIANT as GROUPED_NOT_INVARIANT
 from outblas.torch_ops.aten_grouped import Grouped, padded_strides
 from outblas.torch_ops.aten_rules import GROUPED, NOTHING, Rules
 from outblas.torch_ops.aten_scaled import NOT_INVARIANT, Scaled
+from outblas.torch_ops.aten_scaled import OPERATOR as SCALED
 from outblas.torch_ops.call import is_plain_scalar
 
 Tensor = torch.Tensor
 
 OURS = "outblas"  # what `Enabled.decisions` says of a product that a kernel of outblas computes
-_NATIVE = {"mm": native.Kind.MM, "bmm": native.Kind.BMM, "addmm": native.Kind.ADDMM}
-_MOST_ALIKE = 16  # kinds that differ in layouts, dtypes and devices only
-_LINE_MASK = LINE - 1
+_KINDS = {"mm": int(Kind.MM), "bmm": int(Kind.BMM), "addmm": int(Kind.ADDMM)}
+_ATEN = int(Kind.ATEN)
+_find = warm.find
 
 
 class Active(NamedTuple):
     """What holds in the process.
 
     rules: those of one call of `enable`. decisions: what became of each kind of product.
+    generation: rises whenever other rules hold. It is a part of keys, so that nothing is found
+        that was decided before.
     """
 
     rules: Rules
     decisions: dict[str, str]
+    generation: int = 0
 
 
 class _Thread(threading.local):
@@ -53,18 +56,14 @@ class _Thread(threading.local):
 _thread = _Thread()
 lock = forks.Lock(held=True)  # a fork finds the operators all overridden, or none
 _active: Active | None = None
-# For calls of the same sizes: a guard that compares the other properties of their tensors, and the
-# plan by which a kernel computes them, or the reason why torch does.
-Decision = tuple[Callable[..., bool], dispatch.Plan | str]
-_decided: dict[tuple[Any, ...], tuple[Decision, ...]] = dispatch.aten_plans
+_generations = itertools.count()
 
 
 def activate(active: Active | None) -> None:
     """Decides products by other rules from now on; None leaves them all to torch."""
     global _active
     with lock:
-        _active = active
-        _decided.clear()
+        _active = active and active._replace(generation=next(_generations))
         native.activate(active is not None and active.rules.batch_invariant)
 
 
@@ -147,45 +146,33 @@ def attempt(
     enabled = _active
     if enabled is None or _thread.inside:
         return None
-    invariant = enabled.rules.batch_invariant or (
-        invariance.flag.ever and invariance.flag.requested()
-    )
-    residual = None if extra is None else extra.residual
-    tensors: tuple[Tensor, ...] = (a, b)
-    try:
-        in_line = _address(a) & _LINE_MASK, _address(b) & _LINE_MASK
-        options = operator, out_dtype, invariant, reserved()
-        key: tuple[Any, ...] = (options, a.shape, b.shape, in_line)
-        if c is not None:
-            tensors = (a, b, c)
-            key = (key, "c", _address(c) & 15, alpha == 1, alpha == 0, beta == 0)
-        if residual is not None:
-            tensors = (*tensors, residual)
-            key = (key, "residual", _address(residual) & 15)
-        if out is not None and out is c:
-            key = (key, "in place")
-        elif out is not None:
-            tensors = (*tensors, out)
-            key = (key, "out", _address(out) & 15)
-    except RuntimeError:  # an operand without an address
+    invariant = enabled.rules.batch_invariant or (_invariance.ever and _invariance.requested())
+    others: Others = ()
+    factors = None
+    if c is not None:
+        factors, others = (alpha == 1, alpha == 0, beta == 0), (out, c)
+    elif extra is not None:
+        others = out, None, None, extra.residual
+    elif out is not None:
+        others = (out,)
+    options = operator, enabled.generation, invariant, out_dtype, factors
+    kind = _KINDS.get(operator, _ATEN)
+    entry = _find(kind, options, a, b, others)
+    if entry is None:
         _left_to_torch("an operand has no address")
         return None
-    if a.dtype is torch.float32:
-        key = (key, "tf32", dispatch.tf32_requested())
-    for matches, known in _decided.get(key, ()):
-        if matches(*tensors):
-            plan = known
-            break
-    else:
+    plan = entry.plan
+    if plan is None:
         rules = enabled.rules
         call = Call(a, b, c, out, out_dtype, alpha, beta, rules.kernel, "", "", invariant, extra)
-        plan = _decide(enabled, partial(choose, rules, operator, call), key, tensors)
-        is_plain = extra is None and (out is None or out is not c)
-        if not isinstance(plan, str) and is_plain and operator in _NATIVE:
-            operands = a, b, c, None, None, out
+        plan = _decide(enabled, entry, partial(choose, rules, operator, call))
+    if entry.offered != native.generation and not isinstance(plan, str):
+        entry.offered = native.generation
+        is_bare = extra is None and out_dtype is None and (out is None or out is not c)
+        if kind != _ATEN and is_bare:
             native.remember(
-                _NATIVE[operator],
-                operands,
+                Kind(kind),
+                (a, b, c, None, None, out),
                 plan,
                 batch_invariant=invariant,
                 alpha=1 if c is None else alpha,
@@ -195,61 +182,58 @@ def attempt(
         _left_to_torch(plan)
         return None
     try:
-        if extra is None:
-            return plan(a, b, c, out, alpha, beta)
-        return plan(a, b, c, out, alpha, beta, *extra[1:])
+        epilogue = () if extra is None else extra[1:]
+        result: Tensor = plan(a, b, c, out, alpha, beta, *epilogue)
+        return result
     except OperandError:  # operands that overlap: torch accepts some of them
         if invariant:
             raise
         return None
 
 
-def attempt_scaled(given: Scaled) -> Tensor | None:
+def attempt_scaled(call: Scaled) -> Tensor | None:
     """Computes a product of fp8 operands by a kernel of outblas. Returns None, before anything is
     written, where torch is to compute it. Raises as `attempt`.
     """
     enabled = _active
     if enabled is None or _thread.inside:
         return None
-    if invariance.flag.ever and invariance.flag.requested():
+    if _invariance.ever and _invariance.requested():
         raise invariance.unsupported(NOT_INVARIANT)
-    tensors = given.tensors
-    try:
-        key = given.key()
-    except RuntimeError:  # an operand without an address
+    a, b, scale_a, scale_b, bias, scale_result, out_dtype, use_fast_accum, out = call
+    others = out, None, bias, None, None, scale_a, scale_b
+    options = SCALED, enabled.generation, scale_result is None, out_dtype, use_fast_accum
+    entry = _find(_ATEN, options, a, b, others)
+    if entry is None:  # an operand without an address
         return None
-    plan = _known(key, tensors)
-    if plan is None:
-        plan = _decide(enabled, partial(choose_scaled, enabled.rules, given), key, tensors)
+    plan = entry.plan or _decide(enabled, entry, partial(choose_scaled, enabled.rules, call))
     if isinstance(plan, str):
         return None
     try:
-        return given.run(plan)
+        return call.run(plan)
     except OperandError:  # operands that overlap
         return None
 
 
-def attempt_grouped(given: Grouped) -> Tensor | None:
+def attempt_grouped(call: Grouped) -> Tensor | None:
     """Computes a product whose groups `offs` divides by a kernel of outblas. Returns None, before
     anything is written, where torch is to compute it. Raises as `attempt`.
     """
     enabled = _active
     if enabled is None or _thread.inside:
         return None
-    try:
-        key = given.key()
-    except RuntimeError:  # an operand without an address
+    a, b, offs, bias, out_dtype = call
+    options = GROUPED, enabled.generation, bias is None, out_dtype
+    entry = _find(_ATEN, options, a, b, (offs,))
+    if entry is None:
         _left_to_torch("an operand has no address")
         return None
-    if enabled.rules.batch_invariant or (invariance.flag.ever and invariance.flag.requested()):
-        if given.a.numel() and given.b.numel():
+    if enabled.rules.batch_invariant or (_invariance.ever and _invariance.requested()):
+        if a.numel() and b.numel():
             raise invariance.unsupported(GROUPED_NOT_INVARIANT)
         return None
-    plan = _known(key, given.tensors)
-    if plan is None:
-        choose = partial(choose_grouped, enabled.rules, given)
-        plan = _decide(enabled, choose, key, given.tensors)
-    return None if isinstance(plan, str) else plan(*given.tensors)
+    plan = entry.plan or _decide(enabled, entry, partial(choose_grouped, enabled.rules, call))
+    return None if isinstance(plan, str) else plan(a, b, offs)
 
 
 def attempt_grouped_batch(
@@ -268,50 +252,22 @@ def attempt_grouped_batch(
     return attempt(GROUPED, a, b, out=out)
 
 
-def _known(key: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> dispatch.Plan | str | None:
-    """Returns what was decided for calls like this one, if there were any."""
-    for matches, known in _decided.get(key, ()):
-        if matches(*tensors):
-            return known
-    return None
-
-
 def _decide(
-    enabled: Active,
-    choose: Callable[[], tuple[dispatch.Plan | str, str]],
-    key: tuple[Any, ...],
-    tensors: tuple[Tensor, ...],
+    enabled: Active, entry: WarmPlan, choose: Callable[[], tuple[dispatch.Plan | str, str]]
 ) -> dispatch.Plan | str:
-    """Returns the plan for calls like this one, or why torch computes them, and remembers it.
-    `choose` finds it, and says how `decisions` calls the product.
+    """Returns the plan for calls like this one, or why torch computes them, and keeps it in their
+    entry. `choose` finds it, and says how `decisions` calls the product.
     """
     _thread.inside = True
     native.set_choosing(True)
     try:
-        found, product = choose()
+        plan, product = choose()
     finally:
         _thread.inside = False
         native.set_choosing(False)
-    if found in (IN_CAPTURE, PENDING):
-        return found
-    with lock:
-        if enabled is _active:
-            alike = _decided.get(key, ())[1 - _MOST_ALIKE :]
-            dispatch.remember(_decided, key, (*alike, (_guard(tensors), found)))
-        by = found if isinstance(found, str) else OURS
-        dispatch.remember(enabled.decisions, product, by)
-    return found
-
-
-def _guard(tensors: tuple[Tensor, ...]) -> Callable[..., bool]:
-    """Returns a function that compares tensors with these in all that a plan depends on."""
-    is_repeated = len({id(t) for t in tensors}) < len(tensors)  # torch's guard fits no such call
-    guard = None if is_repeated else tensor_guard(tensors)
-    if guard is not None:
-        return guard
-    layouts = [_layout(t) for t in tensors]
-    return lambda *given: [_layout(t) for t in given] == layouts
-
-
-def _layout(t: Tensor) -> tuple[Any, ...]:
-    return t.shape, t.stride(), t.dtype, t.device
+    if plan not in (IN_CAPTURE, PENDING):
+        entry.keep(plan)
+        with lock:
+            by = plan if isinstance(plan, str) else OURS
+            dispatch.remember(enabled.decisions, product, by)
+    return plan

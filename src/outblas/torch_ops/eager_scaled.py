@@ -4,46 +4,31 @@ The operator checks every argument in Python and passes torch's dispatcher twice
 H200 that took as long as the product of 4096³ takes on the device.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-# The guards of a plan do not check for the modes of tracers and of fake tensors.
 from outblas.base.compat.torch_private import dispatch_mode_count as _dispatch_modes
-from outblas.base.compat.torch_private import forward_levels as _forward_levels
-from outblas.base.compat.torch_private import function_mode_count as _function_modes
-from outblas.base.compat.torch_private import profiled as _profiled
-from outblas.base.compat.torch_private import tensor_guard
 from outblas.base.compiling import CompileForbidden
-from outblas.call import dispatch, quantization
+from outblas.call import dispatch, quantization, warm
 from outblas.call.dispatch import Call, Plan
 from outblas.call.epilogue import glu_split
 from outblas.call.invariance import flag as _invariance
-from outblas.call.sm_carveout import reserved
-from outblas.call.tensor_memory import LINE, read_address
+from outblas.call.warm import Kind
 from outblas.torch_ops import block_scales, quantize
-from outblas.torch_ops.eager import is_unobserved
 from outblas.torch_ops.flop_formulas import register_if_counted
 
 Tensor = torch.Tensor
-Parameter = torch.nn.Parameter
 
-_LINE_MASK = LINE - 1
-_PLANS_PER_KEY = 16
+_SCALED_MM = int(Kind.SCALED_MM)
+_find = warm.find
 
-# (matches, plan, in_blocks, is_wide): `matches` tells whether a call's tensors equal the remembered
-# ones in type, sizes, strides, dtype, device, requires_grad and dispatch keys. `is_wide`: the
-# plan's result is float32, and another kernel quantizes it.
-ScaledPlan = tuple[Callable[..., bool], Plan, bool, bool]
-Operands = tuple[Tensor | None, ...]  # a, b, scale_a, scale_b, bias, residual
+Operands = tuple[Any, ...]  # a, b, scale_a, scale_b, bias, residual
 # dtype of the result, use_fast_accum, activation; where the result has scales, also out_recipe and
 # out_power_of_two
 Options = tuple[Any, ...]
 Result = Tensor | tuple[Tensor, Tensor]
-
-# Cleared together with all other plans.
-_cache: dict[tuple[Any, ...], tuple[ScaledPlan, ...]] = dispatch.eager_plans
+_TYPES = (torch.dtype,), (bool,), (str, type(None)), (str,), (bool,)
 
 
 def run(operands: Operands, options: Options) -> Result | None:
@@ -55,20 +40,27 @@ def run(operands: Operands, options: Options) -> Result | None:
     if _dispatch_modes():
         register_if_counted()
         return None
-    if _function_modes() or _forward_levels._current_level >= 0:
+    if (_invariance.ever and _invariance.requested()) or not _are_typed(options):
         return None
-    if _profiled() or (_invariance.ever and _invariance.requested()):
+    try:
+        entry = _entry(operands, options)
+        if entry is None or entry.plan is None:
+            return None
+        in_blocks, is_wide = entry.details  # is_wide: another kernel quantizes a result in float32
+        if len(options) > 3:
+            return _launch_quantized(entry.plan, in_blocks, is_wide, operands, options)
+        return launch(entry.plan, in_blocks, *operands)
+    except CompileForbidden:  # for these rows; the operator knows what to do
         return None
-    key = _key(operands, options)
-    for matches, plan, in_blocks, is_wide in _cache.get(key, ()) if key is not None else ():
-        if matches(*_guarded(operands)):
-            try:
-                if len(options) > 3:
-                    return _launch_quantized(plan, in_blocks, is_wide, operands, options)
-                return launch(plan, in_blocks, *operands)
-            except CompileForbidden:  # for these rows; the operator knows what to do
-                return None
-    return None
+
+
+def _has_type(value: object, types: tuple[type, ...]) -> bool:
+    return type(value) in types
+
+
+def _are_typed(options: Options) -> bool:
+    """Returns whether options have the types of valid ones, which others may compare equal to."""
+    return all(map(_has_type, options, _TYPES))
 
 
 def _launch_quantized(
@@ -129,12 +121,12 @@ def as_scale(t: Tensor) -> Tensor:
 
 def can_remember(operands: Operands, options: Options) -> bool:
     """Returns whether the operator would do nothing beyond running the call's plan."""
-    if _function_modes():  # which may have replaced the result, and would see what is read here
+    tensors = [t for t in operands if t is not None]
+    if warm.is_observed(*tensors):  # by a mode that would see what is read here
         return False
-    tensors = _guarded(operands)
-    if _key(operands, options) is None or any(t.requires_grad for t in tensors):
+    if not (_are_typed(options) and all(map(warm.is_plain, tensors))):
         return False
-    return is_unobserved(tensors)
+    return warm.is_unchanged(tensors) and not any(t.requires_grad for t in tensors)
 
 
 def remember(operands: Operands, options: Options, *calls: Call) -> None:
@@ -142,49 +134,18 @@ def remember(operands: Operands, options: Options, *calls: Call) -> None:
     operator. `calls`: the forms that the call may have been planned in, of which the first one with
     a plan counts.
     """
-    key, tensors = _key(operands, options), _guarded(operands)
-    plans = _cache.get(key, ()) if key is not None else ()
-    planned = [(call, plan) for call in calls if (plan := dispatch.cached_plan(call))]
-    if key is None or not planned:
+    entry = _entry(operands, options)
+    plans = [(call, plan) for call in calls if (plan := dispatch.cached_plan(call))]
+    if entry is None or entry.plan is not None or not plans:
         return
-    matches = tensor_guard(tensors)
-    if matches is not None:
-        call, plan = planned[0]
-        is_wide = len(options) > 3 and call.out_dtype is torch.float32
-        found = matches, plan, block_scales.has_blocks(call.formats), is_wide
-        dispatch.remember(_cache, key, (*plans[1 - _PLANS_PER_KEY :], found))
+    call, plan = plans[0]
+    is_wide = len(options) > 3 and call.out_dtype is torch.float32
+    details = block_scales.has_blocks(call.formats), is_wide
+    any_rows, columns = dispatch.any_rows(plan), call.a.shape[-1]
+    entry.keep(plan, any_rows=any_rows, columns=columns, details=details)
 
 
-def _guarded(operands: Operands) -> tuple[Tensor, ...]:
-    """Returns the tensors that a guard compares. A guard takes no tensor twice, and both scales are
-    often the same tensor.
-    """
-    a, b, scale_a, scale_b, *rest = operands
-    scales = (scale_a,) if scale_b is scale_a else (scale_a, scale_b)
-    return tuple(t for t in (a, b, *scales, *rest) if t is not None)
-
-
-def _key(operands: Operands, options: Options) -> tuple[Any, ...] | None:
-    """Returns the properties that a plan depends on and its guard does not compare. Returns None
-    for operands that are not plain tensors or have no address, and for options of another type,
-    which may compare equal to valid ones.
-    """
-    dtype, fast, activation, *rounding = options
-    if type(dtype) is not torch.dtype or type(fast) is not bool:
-        return None
-    if rounding and [*map(type, rounding)] != [str, bool]:
-        return None
-    if activation is not None and type(activation) is not str:
-        return None
-    a, b, *others = operands
-    if any(
-        t is not None and type(t) is not Tensor and type(t) is not Parameter for t in operands
-    ) or (a is None or b is None):
-        return None
-    try:
-        lines = read_address(a) & _LINE_MASK, read_address(b) & _LINE_MASK
-        rest = [None if t is None else read_address(t) & 15 for t in others]
-    except RuntimeError:  # no address: sparse or wrapped tensors
-        return None
-    shared = operands[2] is operands[3]
-    return ("scaled_mm", a.shape, b.shape, *lines, *rest, shared, options, reserved())
+def _entry(operands: Operands, options: Options) -> warm.WarmPlan | None:
+    a, b, scale_a, scale_b, bias, residual = operands
+    others = None, None, bias, residual, None, scale_a, scale_b
+    return _find(_SCALED_MM, options, a, b, others)

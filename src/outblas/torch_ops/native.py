@@ -11,7 +11,6 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable
-from enum import IntEnum
 from typing import Any
 
 import torch
@@ -23,21 +22,12 @@ from outblas.call.context_flag import readiness as _readiness
 from outblas.call.invariance import flag as _invariance
 from outblas.call.problem import Launch
 from outblas.call.sm_carveout import call_limit
+from outblas.call.warm import Kind
 
 Tensor = torch.Tensor
 MaybeTensor = Tensor | None
 
-INTERFACE = 2  # of the package, which this module calls
-
-
-class Kind(IntEnum):
-    """The function that a call came through, as in `call_key.h`."""
-
-    MATMUL = 0
-    LINEAR = 1
-    MM = 2
-    BMM = 3
-    ADDMM = 4
+INTERFACE = 3  # of the package, which this module calls
 
 
 def _load() -> Any:
@@ -63,6 +53,7 @@ def _load() -> Any:
 
 
 _package = _load()
+generation = 0  # rises when the package forgets plans: what was offered to it may be offered again
 
 
 def is_used() -> bool:
@@ -84,8 +75,14 @@ def configure(product: Callable[[Tensor, Tensor, bool], Tensor]) -> None:
         return
     levels = vars(forward_levels)
     _package.configure(_invariance, _readiness, _accumulation, levels, product)
-    dispatch.on_clear.append(_package.clear)
+    dispatch.on_clear.append(_clear)
     call_limit.on_change = _package.set_sm_limit
+
+
+def _clear() -> None:
+    global generation
+    generation += 1
+    _package.clear()
 
 
 def remember(
@@ -99,19 +96,21 @@ def remember(
     alpha: float = 1,
     beta: float = 0,
 ) -> None:
-    """Lets the package compute calls like this one, if the plan launches a kernel.
+    """Lets the package compute calls like this one, if the plan launches a kernel. `generation`
+    rises where it forgets others for it.
 
     tensors: A, B, C, bias, residual and `out`, None for those that the call has not. B of
     `Kind.LINEAR` is the weight. `recorded`: whether autograd records the call.
     """
-    if _package is None or tensors[0] is None:
+    global generation
+    if _package is None:
         return
-    parts = dispatch.parts_of(dispatch.at_rows(plan, tensors[0].shape))
+    parts = dispatch.parts_of(plan)
     if parts is None:
         return
     has_epilogue = bool(activation) or tensors[3] is not None or tensors[4] is not None
-    _package.remember(
-        kind,
+    forgot = _package.remember(
+        int(kind),
         tensors,
         activation,
         batch_invariant,
@@ -125,6 +124,7 @@ def remember(
         _kernel_of(parts.launch),
         dispatch.PLAN_LIMIT,
     )
+    generation += forgot
 
 
 def _kernel_of(launch: Launch) -> tuple[int, list[Any]] | None:
@@ -178,7 +178,7 @@ def uninstall() -> None:
 def activate(batch_invariant: bool) -> None:
     """Forgets all decisions, which were made by other rules."""
     if _package is not None:
-        _package.clear()
+        _clear()
         _package.set_batch_invariant(batch_invariant)
 
 

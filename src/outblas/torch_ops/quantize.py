@@ -20,9 +20,9 @@ from outblas.call import fallback, hooks, problem, quantization
 from outblas.call.context_flag import check_bool
 from outblas.call.fp8 import BLOCK
 from outblas.call.quantization import FORMATS, LEAST_SCALE
+from outblas.call.warm import is_unchanged
 from outblas.torch_ops import ops
 from outblas.torch_ops.autograd_levels import refuse_gradients, requires_grad
-from outblas.torch_ops.eager import is_unobserved
 from outblas.torch_ops.schema import define, library
 
 Tensor = torch.Tensor
@@ -119,7 +119,7 @@ def _is_unobserved(x: Tensor) -> bool:
         and forward_levels._current_level < 0
         and x.layout is torch.strided
         and x.numel() > 0
-        and is_unobserved((x,))
+        and is_unchanged((x,))
     )
 
 

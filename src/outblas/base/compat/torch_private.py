@@ -329,18 +329,34 @@ _guards: Any = take(
 )
 
 
-def tensor_guard(tensors: Sequence[Tensor]) -> Callable[..., bool] | None:
+def tensor_guard(
+    tensors: Sequence[Tensor], sizes: Any = None, strides: Any = None
+) -> Callable[..., bool] | None:
     """Returns a guard that compares tensors with these in all that a plan depends on: type, sizes,
     strides, dtype, device, requires_grad and dispatch keys. Returns None where torch has no such
     guard.
+
+    sizes, strides: a list for each tensor, in the place of its own, with None for what is not
+    compared.
     """
     if _guards is None:
         return None
-    sizes: Any = [list(t.shape) for t in tensors]
-    strides: Any = [list(t.stride()) for t in tensors]
-    guard = _guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+    guard = _guards(
+        *tensors,
+        dynamic_dims_sizes=sizes or [list(t.shape) for t in tensors],
+        dynamic_dims_strides=strides or [list(t.stride()) for t in tensors],
+    )
     check: Callable[..., bool] = guard.check
     return check
+
+
+# Returns a view of a tensor's memory from its first element on, which autograd does not see.
+reinterpret: Callable[..., Tensor] = take(
+    "torch:_C._dynamo.guards._reinterpret_tensor",
+    lambda t, size, strides: t.detach().as_strided(size, strides),
+    "the transposed weight of a warm call",
+    "torch.as_strided makes it, which takes three times as long",
+)
 
 
 def _is_tracing() -> bool | None:
