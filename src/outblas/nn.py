@@ -18,7 +18,15 @@ from outblas.api import linear
 from outblas.call import epilogue, hooks, problem
 from outblas.call.epilogue import Activation
 from outblas.fp8 import FP8Linear
-from outblas.patching import activated, fp8_linears, fp8_mlps, fusion, preparing, replaced
+from outblas.patching import (
+    activated,
+    fp8_linears,
+    fp8_mlps,
+    fusion,
+    linears,
+    preparing,
+    replaced,
+)
 from outblas.patching import experts as moe
 from outblas.patching.activated import Activated
 from outblas.patching.gated import Gated
@@ -371,7 +379,7 @@ def _chosen_layers(
 
 def _is_swapped(module: torch.nn.Linear) -> bool:
     """Returns whether a layer computes by outblas already."""
-    return _is_ours(type(module)) or replaced.arguments(module, _forward) is not None
+    return _is_ours(type(module)) or replaced.arguments(module, linears.forward) is not None
 
 
 def _swap(module: torch.nn.Linear) -> None:
@@ -382,12 +390,7 @@ def _swap(module: torch.nn.Linear) -> None:
         _rebind(module, "forward", torch.nn.Linear, Linear)
         become(module, rebased(type(module), {torch.nn.Linear: Linear}))
     else:
-        replaced.replace(module, _forward)
-
-
-def _forward(layer: torch.nn.Linear, input: Tensor) -> Tensor:
-    """Computes what a subclass of `torch.nn.Linear` does that keeps its forward."""
-    return linear(input, layer.weight, layer.bias)
+        replaced.replace(module, linears.forward)
 
 
 def _filtered(filter: Filter | None, name: str, module: torch.nn.Module) -> str | None:
@@ -461,7 +464,7 @@ def unpatch(model: torch.nn.Module) -> Report:
         vars(module).pop("_is_followed", None)
     for name, module in _linears(model):
         kind = type(module)
-        if forwards.get(name) in (fp8_linears.forward, _forward):
+        if forwards.get(name) in (fp8_linears.forward, linears.forward):
             swapped.append(name)
         elif not issubclass(kind, Linear):
             continue

@@ -80,6 +80,12 @@ def test_patch_begins_to_compile_each_product_once(planned: Planned) -> None:
     assert planned.loaded == []
 
 
+def test_patch_begins_to_compile_subclasses(planned: Planned) -> None:
+    outblas.patch(type("Named", (torch.nn.Linear,), {})(8, 16))
+
+    assert {(p.N, p.K) for p in planned.ahead} == {(16, 8)}
+
+
 def test_what_is_fused_is_compiled_as_it_is_called(planned: Planned) -> None:
     outblas.patch(model(), fuse=True)
 

@@ -14,7 +14,7 @@ from outblas.base import compile_worker, compiling, progress
 from outblas.call import default_kernel, dispatch, recorded_shapes
 from outblas.call.dispatch import Call
 from outblas.call.problem import DTYPES
-from outblas.patching import activated, experts, fp8_linears, fp8_mlps, gated, replaced
+from outblas.patching import activated, experts, fp8_linears, fp8_mlps, gated, linears, replaced
 from outblas.patching.functions import tensor_of
 from outblas.torch_ops import ops
 from outblas.torch_ops.call import is_plain_type
@@ -81,9 +81,10 @@ def products(model: Module, kind: type[Module]) -> list[LayerProduct]:
 
 def _of_module(module: Any, kind: type[Module]) -> Iterator[tuple[Any, Any, str | None]]:
     """Yields weights, biases and activations of a module's products."""
-    if isinstance(module, kind):
+    if isinstance(module, kind) or replaced.arguments(module, linears.forward) is not None:
         layer: Any = module
-        yield tensor_of(layer, "weight"), tensor_of(layer, "bias"), layer.activation
+        activation = layer.activation if isinstance(layer, kind) else None
+        yield tensor_of(layer, "weight"), tensor_of(layer, "bias"), activation
     for layer, function in activated.pairs_of(module):
         yield tensor_of(layer, "weight"), tensor_of(layer, "bias"), function
     if found := replaced.arguments(module, gated.forward):
