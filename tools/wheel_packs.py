@@ -6,7 +6,7 @@
 Of each kind of linear layer (`KINDS`: a dtype or fp8 formats, and a kind of epilogue) a pack has
 the kernels of `MOST_CONFIGS` configs. They are those with which all layers of `MODELS`, at 1 to
 8192 rows, lose the least time by the model of `rule_cycles`; a layer of any other size has them to
-choose from as well.
+choose from as well. Experts have the configs of the rule, which are few.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from outblas.base.machines import Machine
 from outblas.call.default_kernel import rows_of_choice
 from outblas.call.problem import Problem
 from outblas.call.products import Products, parse_line
+from outblas.hopper import grouped
 from outblas.hopper.gemm import heuristic, packed_choice
 from outblas.hopper.gemm.rule_cycles import rates
 from outblas.hopper.gemm.variant import example_variant
@@ -66,6 +67,16 @@ DEEPSEEK = (
     *((36864, 7168), (18432, 7168), (7168, 18432), (4096, 7168), (2048, 7168), (7168, 2048)),
     (129280, 7168),
 )
+# Experts, how many a token takes, hidden and inner size of each, and the epilogue of gate and up.
+EXPERTS = {
+    "mixtral-8x7b": (8, 2, 4096, 14336, "swiglu"),
+    "mixtral-8x22b": (8, 2, 6144, 16384, "swiglu"),
+    "qwen3-30b-a3b": (128, 8, 2048, 768, "swiglu"),
+    "qwen3-235b-a22b": (128, 8, 4096, 1536, "swiglu"),
+    "gpt-oss-20b": (32, 4, 2880, 2880, "bias"),
+    "gpt-oss-120b": (128, 4, 2880, 2880, "bias"),
+    "deepseek-v3": (256, 8, 7168, 2048, "swiglu"),
+}
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
 PLAIN = ("", "bias", *ACTIVATIONS, *(f"bias+{activation}" for activation in ACTIVATIONS))
 GATED = ("swiglu", "geglu", "geglu_tanh")
@@ -95,6 +106,14 @@ KINDS = {
     "fp8-rowwise": Kind(FP8[1], ("", "bias")),
     "fp8-blocks": Kind(FP8[2], ("", "bias")),
 }
+KINDS_OF_EXPERTS = {
+    "bfloat16-experts": "bfloat16",
+    "float16-experts": "float16",
+    "fp8-blocks-experts": FP8[2],
+}
+
+
+NAMES = (*KINDS, *KINDS_OF_EXPERTS)
 
 
 def sizes(kind: Kind) -> list[tuple[int, int]]:
@@ -199,33 +218,61 @@ def variants(
     return list(found)
 
 
+def expert_variants(words: str, machine: Machine) -> list[Any]:
+    """Returns the kernels of the experts of all models, with the configs of the rule: gate with up,
+    and down, whose rows are gathered and scattered, or lie together.
+    """
+    dtype, _, scaling = words.partition(" ")
+    found: dict[Any, None] = {}
+    for count, top, hidden, inner, epilogue in EXPERTS.values():
+        bias, forms = "bias" * (epilogue == "bias"), ("", "gathered")
+        layers = [(2 * inner, hidden, epilogue, form) for form in forms if not (scaling and form)]
+        layers += [(hidden, inner, bias, form) for form in ("", "scattered weighted")]
+        # The last before a choice, too: scales of rows lie otherwise.
+        tokens = {n for last in rows_of_choices() for n in (last, max(1, last - 1))}
+        ranges = tuple((top * n, top * n) for n in sorted(tokens))
+        for N, K, steps, form in layers:
+            line = f"{top}x{N}x{K} {dtype} nt {steps} {scaling} groups:{count} {form}"
+            products = replace(parse_line(line), rows=ranges)
+            assert products.groups is not None
+            for problem in examples.grouped_problems(products, products.groups):
+                if grouped.unsupported(problem) is None:
+                    launched = grouped.pack_problem(problem)
+                    found[grouped.pack_variant(launched, None, machine)] = None
+    return list(found)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="tools.wheel_packs", description=__doc__.split("\n")[0])
-    parser.add_argument("kinds", nargs="*", choices=[[], *KINDS], help="by default all")
+    parser.add_argument("kinds", nargs="*", choices=[[], *NAMES], help="by default all")
     parser.add_argument("--dry-run", action="store_true", help="compile nothing")
     given, console = parser.parse_args(), Console()
     machine = machines.find(GPU)
-    pack.SHIPPED.mkdir(exist_ok=True)
-    for name in given.kinds or KINDS:
-        kind = KINDS[name]
-        posed = list(problems(kind, kind.epilogues[0], rows_of_choices()))
-        times, keys = relative_times(posed, machine)
-        chosen = least_regret(times, MOST_CONFIGS)
-        regret = times[:, chosen].min(axis=1).mean() - 1
-        selected = frozenset(keys[i] for i in chosen)
-        wanted = variants(kind, selected, posed, machine)
-        console.print(
-            f"{name}: {len(chosen)} of {len(keys)} configs, by the model {regret:.2%} slower in "
-            f"the mean of {len(posed)} GEMMs; {len(wanted)} kernels"
-        )
-        if given.dry_run:
-            continue
-        facts = build._compiled(wanted, None, lambda text: None)
-        about = {
+    for name in given.kinds or NAMES:
+        about: dict[str, Any] = {
             "outblas": metadata.version("outblas"),
             "gpu": machines.device_name(machine),
-            "configs": {packed_choice.kind(posed[0]): sorted(map(to_text, selected))},
         }
+        if name in KINDS:
+            kind = KINDS[name]
+            posed = list(problems(kind, kind.epilogues[0], rows_of_choices()))
+            times, keys = relative_times(posed, machine)
+            chosen = least_regret(times, MOST_CONFIGS)
+            selected = frozenset(keys[i] for i in chosen)
+            about["configs"] = {packed_choice.kind(posed[0]): sorted(map(to_text, selected))}
+            wanted = variants(kind, selected, posed, machine)
+            regret = times[:, chosen].min(axis=1).mean() - 1
+            console.print(
+                f"{name}: {len(chosen)} of {len(keys)} configs, by the model {regret:.2%} slower "
+                f"in the mean of {len(posed)} GEMMs"
+            )
+        else:
+            wanted = expert_variants(KINDS_OF_EXPERTS[name], machine)
+        console.print(f"{name}: {len(wanted)} kernels")
+        if given.dry_run:
+            continue
+        facts = build.compiled(wanted, None, lambda text: None)
+        pack.SHIPPED.mkdir(exist_ok=True)
         path = pack.SHIPPED / f"{name}.pack"
         pack.write(path, about, [(each, cache.packed_object(each)) for each in facts])
         console.print(f"  {path}: {path.stat().st_size / 2**20:.1f} MiB")

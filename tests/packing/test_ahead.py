@@ -27,7 +27,7 @@ def test_a_file_has_the_kernels_of_its_lines(
         wanted.append(variants)
         return [1]
 
-    monkeypatch.setattr(build, "_compiled", compiled)
+    monkeypatch.setattr(build, "compiled", compiled)
     (tmp_path / "products.txt").write_text("\n".join(LINES), encoding="utf-8")
 
     assert outblas.precompile(LINES) == outblas.precompile(tmp_path / "products.txt", jobs=1) == 1

@@ -155,7 +155,7 @@ def wanted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.extend(variants)
         return []
 
-    monkeypatch.setattr(build, "_compiled", compiled)
+    monkeypatch.setattr(build, "compiled", compiled)
     return found
 
 

@@ -99,7 +99,7 @@ def built_without_compiling(
         return [variant.cache_key_fields for variant in variants]
 
     with monkeypatch.context() as patch:
-        patch.setattr(build, "_compiled", compiled)
+        patch.setattr(build, "compiled", compiled)
         patch.setattr(cache, "packed_object", lambda facts: b"")
         done = build.build(products, path)
     assert done.left_out == {}

@@ -2,14 +2,18 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from outblas.base import machines
+from outblas.call.products import parse_line
+from outblas.hopper import grouped
 from outblas.hopper.gemm import heuristic
 from outblas.hopper.gemm.rule_cycles import rates
 from outblas.hopper.gemm.variant import example_variant
+from outblas.packing import examples
 from tools import wheel_packs
 
 H100 = machines.find("H100")
@@ -54,3 +58,19 @@ def test_every_number_of_rows_has_its_kernel(name: str, monkeypatch: pytest.Monk
         for problem in wheel_packs.problems(kind, epilogue, sorted(some)):
             config = heuristic.config(problem, rates(H100), chosen)
             assert example_variant(problem, config, H100.sms) in kernels, problem.M
+
+
+@pytest.mark.parametrize("name", wheel_packs.KINDS_OF_EXPERTS)
+def test_every_number_of_rows_of_experts_has_its_kernel(name: str) -> None:
+    words = wheel_packs.KINDS_OF_EXPERTS[name]
+    kernels = set(wheel_packs.expert_variants(words, H100))
+    dtype, _, scaling = words.partition(" ")
+    some = random.Random(name).sample(range(1, wheel_packs.MOST_ROWS + 1), 100)
+
+    for count, top, hidden, inner, _ in wheel_packs.EXPERTS.values():
+        line = f"1x{2 * inner}x{hidden} {dtype} nt swiglu {scaling} groups:{count}"
+        rows = tuple((top * each, top * each) for each in some)
+        products = replace(parse_line(line), rows=rows)
+        assert products.groups is not None
+        for problem in examples.grouped_problems(products, products.groups):
+            assert grouped.pack_variant(grouped.pack_problem(problem), None, H100) in kernels

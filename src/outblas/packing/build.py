@@ -78,7 +78,7 @@ def build(
         raise ValueError(f"--gpu is {gpu}, of sm_{machine.arch}, expected one of sm_90")
     tables = packed_tables.gathered(_imagined(machine), store)
     wanted, left_out = _variants(products, machine, say, index_of(tables, machine))
-    objects = [(facts, cache.packed_object(facts)) for facts in _compiled(wanted, jobs, say)]
+    objects = [(facts, cache.packed_object(facts)) for facts in compiled(wanted, jobs, say)]
     about = {
         "outblas": metadata.version("outblas"),
         "gpu": machines.device_name(machine),
@@ -128,7 +128,7 @@ def precompile(products: str | os.PathLike[str] | Sequence[str], *, jobs: int | 
         index = lookup.tuning_index(torch.cuda.current_device())
     wanted, _ = _variants(listed, machine, lambda text: None, index)
     kept = [variant for variant in wanted if not isinstance(variant, TritonVariant)]
-    return len(_compiled(kept, jobs, lambda text: None))
+    return len(compiled(kept, jobs, lambda text: None))
 
 
 def _parsed(products: object) -> list[Products]:
@@ -310,7 +310,7 @@ def ruled(machine: Machine, problem: Problem) -> tuple[str, str]:
     return kernel if supported else PORTABLE, ""
 
 
-def _compiled(wanted: Sequence[Any], jobs: int | None, say: Say) -> list[Facts]:
+def compiled(wanted: Sequence[Any], jobs: int | None, say: Say) -> list[Facts]:
     """Compiles kernels onto disk, and returns the facts that they are found by. Starts processes
     for those that are not there.
     """
