@@ -12,6 +12,7 @@ from torch import nn
 
 import outblas
 from outblas import patch, unpatch
+from outblas.patching import preparing
 from outblas.patching.replaced import compute
 from outblas.torch_ops.moe import moe_mlp
 
@@ -383,3 +384,15 @@ def test_unpatch_gives_experts_their_forward_back(is_wrapped: bool, calls: list[
     model(TOKENS)
     assert not calls
     assert not any(isinstance(layer, outblas.Linear) for layer in model.modules())
+
+
+def test_experts_are_run_to_prepare_them(
+    calls: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of equal layers once."""
+    monkeypatch.setattr(preparing, "is_on_gpu", lambda t: True)
+    model = mixtral()
+
+    patch(model).prepare(rows=4)
+
+    assert [tuple(x.shape) for x, *_ in calls] == [(1, 32), (2, 32), (4, 32)]

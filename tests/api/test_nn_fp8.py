@@ -13,7 +13,7 @@ from support.fp8 import with_recipes
 from torch import nn
 
 from outblas import patch, quantize, scaled_mm, unpatch
-from outblas.patching import fp8_linears
+from outblas.patching import fp8_linears, preparing
 from outblas.patching.halves import are_joined
 
 pytest.importorskip("transformers")
@@ -385,3 +385,19 @@ def test_unpatch_gives_a_fused_mlp_its_forward_back() -> None:
     assert not any("outblas" in name for name in vars(mlp))
     for _ in range(2):
         assert patch(mlp, fuse=True).fused == {"(root)": FUSED}
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_fp8_layers_are_run_to_prepare_them(fuse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of equal sizes once, and fused MLPs as a whole."""
+    monkeypatch.setattr(preparing, "is_on_gpu", lambda t: True)
+    model = nn.Sequential(MLP(), MLP())
+    patch(model, fuse=fuse)
+
+    results = [tuple(run(3).shape) for run in preparing._runs(model)]
+
+    up, down = (tuple(layer.weight.shape) for layer in (model[0].up, model[0].down))
+    own = results[fuse:]
+    assert len(own) < 6, "equal layers are run again"
+    assert set(own) == {(3, up[0]), (3, down[0])}
+    assert results[:fuse] == [(3, down[0])] * fuse

@@ -13,7 +13,7 @@ from support.commands import invoke, refuses
 from support.hopper_problems import ONE_CONSUMER
 from support.inspections import RECORD_FIELDS
 
-from outblas.base import registry, requirements
+from outblas.base import compile_worker, registry, requirements
 from outblas.cli import inspect as cli_inspect
 from outblas.kernels import portable
 
@@ -70,6 +70,13 @@ def test_the_doctor_shows_every_kernel_by_where_it_runs() -> None:
     assert f"all {len(registry.LADDERS['hopper'])} of hopper" in shown
     assert report["cache"]["problem"] is None
     assert {"outblas", "driver", "gpus", "tuning", "native"} <= report.keys()
+
+
+def test_the_doctor_names_what_could_not_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = {"hopper_kernel": "too many registers"}
+    monkeypatch.setattr(compile_worker, "failures", failures.copy)
+
+    assert "hopper_kernel: cannot be compiled: too many registers" in problems()
 
 
 @pytest.mark.parametrize(

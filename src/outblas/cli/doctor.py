@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from outblas import __version__
-from outblas.base import cache, compat, progress, registry, requirements
+from outblas.base import cache, compat, compile_worker, progress, registry, requirements
 from outblas.base.ownership import shown
 from outblas.cli import progress_line
 from outblas.cli.common import NONE, JsonOption, console, give, note, number_of, table
@@ -42,6 +42,8 @@ def examine() -> dict[str, Any]:
     problems = [(version["name"], version["problem"]) for version in versions]
     problems += [(_DSL, _cuda_problem())]
     problems += [(name, part["problem"]) for name, part in parts.items()]
+    failures = compile_worker.failures()  # of this process
+    problems += [(kernel, f"cannot be compiled: {why}") for kernel, why in failures.items()]
     return {
         "outblas": __version__,
         "python": platform.python_version(),

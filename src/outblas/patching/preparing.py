@@ -131,7 +131,7 @@ def row_numbers(rows: int) -> list[int]:
     """Returns numbers of rows at which every kernel is met that calls with 1 to `rows` take: where
     configs begin and end, and what divides them by each power of two.
     """
-    numbers, begin = {1}, 2
+    numbers, begin = {1, rows}, 2
     while begin <= rows:
         end = default_kernel.rows_of_choice(begin)
         numbers |= {begin, begin + 1, begin + 3, end}
