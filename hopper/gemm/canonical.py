@@ -14,6 +14,8 @@ from outblas.hopper.gemm import operand_copies
 from outblas.hopper.parts.config import HopperConfig
 from outblas.hopper.parts.tma_views import tma_strides
 
+ROWS = (1 << 31) - 1  # a number of rows that no problem has, and that stands for any
+
 
 class TensorView(NamedTuple):
     """The shape and strides, in elements, with which a launch views a tensor of the caller."""
@@ -58,9 +60,13 @@ class CanonicalProblem:
         """Returns the form with another number of rows, if both are more than one, of a problem
         without a batch and copies.
         """
-        given = self.given.resized(M=rows)
-        product = self.product.resized(N=rows) if self.transposed else given
-        return CanonicalProblem(given, given, product, product, self.copies, self.transposed)
+        given, launch = self.given.resized(M=rows), self.launch_of(rows)
+        return CanonicalProblem(given, given, launch, launch, self.copies, self.transposed)
+
+    def launch_of(self, rows: int) -> Problem:
+        """Returns `launch` of `with_rows`."""
+        sizes = {"N": rows} if self.transposed else {"M": rows}
+        return self.launch.resized(**sizes)
 
     def matrix_views(self) -> tuple[TensorView, TensorView, TensorView]:
         """Returns the views of the caller's tensors that a launch takes as A, B and C."""

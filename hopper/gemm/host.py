@@ -8,8 +8,8 @@ A plan is a chain of frozen values:
 A `GemmLayer` makes it: what the number of rows does not change once, the others for each number.
 """
 
+import functools
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -25,14 +25,13 @@ from outblas.hopper.gemm import (
     packed_choice,
     rule_cycles,
 )
-from outblas.hopper.gemm.canonical import CanonicalProblem, canonicalize, orient
+from outblas.hopper.gemm.canonical import ROWS, canonicalize, orient
 from outblas.hopper.gemm.config import Config, invalid_reason
-from outblas.hopper.gemm.launcher import launcher
+from outblas.hopper.gemm.launcher import Launcher, launcher_of
 from outblas.hopper.gemm.on_demand import compile_variant, shared_memory
 from outblas.hopper.gemm.rule_cycles import device_rates
-from outblas.hopper.gemm.schedule import TileGrid, tile_grid, tile_schedule
+from outblas.hopper.gemm.schedule import tile_grid, tile_schedule
 from outblas.hopper.gemm.variant import (
-    Variant,
     WaveTraits,
     example_variant,
     variant_of,
@@ -154,8 +153,9 @@ def plan(problem: Problem, config: HopperConfig | None = None) -> Launch:
 class GemmLayer:
     """A product and a config, whose launches differ in the number of rows.
 
-    `any_rows`: whether there is a launch for every number, from two on or just one. A product with
-    a batch, with copies of operands or with a C that is not row-major has one for its own only.
+    `any_rows`: whether there is a launch for every number from two on. A product of one row, with a
+    batch, with copies of operands, with a C that is not row-major or with scales of blocks has one
+    for its own only.
     """
 
     def __init__(self, problem: Problem, config: HopperConfig) -> None:
@@ -164,10 +164,11 @@ class GemmLayer:
             config = replace(config, weights_ready=False)
         self.config = config
         self.resident = tile_order.clusters(problem.device, config.sms, config.cluster)
-        batch, copies = problem.batch, any(self.canonical.copies)
-        self.any_rows = not (batch or copies) and problem.out[-1] == 1
+        blocks = bool(problem.formats) and fp8.formats(problem.formats).block_a
+        is_alone = problem.M == 1 or problem.batch or any(self.canonical.copies) or blocks
+        self.any_rows = not is_alone and problem.out[-1] == 1
         self._granule = 16 if varies_with_rows(problem) else 1
-        self._kernels: dict[tuple[int, WaveTraits], tuple[Variant, Callable[..., None]]] = {}
+        self._launchers: dict[tuple[int, WaveTraits], Launcher] = {}
 
     def launch(self, rows: int) -> Launch:
         """Compiles or loads the kernel for a number of rows, and returns its launch, whose
@@ -175,15 +176,19 @@ class GemmLayer:
         config supports, and RuntimeError while a CUDA graph is captured and the kernel is not
         loaded yet.
         """
-        canonical, config = self.canonical, self.config
-        if rows != canonical.given.M:
-            canonical = canonical.with_rows(rows)
-            if reason := bounds.tiles(canonical.launch, config):
+        config, problem = self.config, self.canonical.launch
+        if rows != self.canonical.given.M:
+            problem = self.canonical.launch_of(rows)
+            if reason := bounds.tiles(problem, config):
                 raise ValueError(f"kernel 'hopper.gemm': {reason}")
-        grid = tile_grid(canonical.launch, config)
-        variant, run = self._kernel(canonical, grid)
-        schedule = tile_schedule(canonical.launch, config, grid, variant.traits, self.resident)
-        bind = launcher(run, canonical, variant, schedule).bind
+        grid = tile_grid(problem, config)
+        key = math.gcd(rows, self._granule), waves_of(grid, config, self.resident)
+        launcher = self._launchers.get(key)
+        if launcher is None:
+            launcher = self._launchers[key] = self._launcher(rows, key[1])
+        schedule = tile_schedule(problem, config, grid, launcher.variant.traits, self.resident)
+        launcher = launcher.with_rows(rows) if self.any_rows else launcher
+        bind = functools.partial(launcher.bind, schedule)
         if schedule.placement is None:
             launch = bind(schedule.table)
         else:
@@ -192,20 +197,14 @@ class GemmLayer:
             vars(launch)["at_rows"] = self.launch
         return launch
 
-    def _kernel(
-        self, canonical: CanonicalProblem, grid: TileGrid
-    ) -> tuple[Variant, Callable[..., None]]:
-        waves = waves_of(grid, self.config, self.resident)
-        key = math.gcd(canonical.given.M, self._granule), waves
-        kernel = self._kernels.get(key)
-        if kernel is None:
-            problem = canonical.launch
-            variant = variant_of(problem, canonical.transposed, self.config, waves)
-            if capturing(problem.device) and not compile.is_loaded(variant):
-                raise not_ready()
-            run = compile.load(variant, lambda: compile_variant(variant))
-            kernel = self._kernels[key] = variant, run
-        return kernel
+    def _launcher(self, rows: int, waves: WaveTraits) -> Launcher:
+        """Returns the launcher of the kernel for a number of rows and those that share it."""
+        canonical = self.canonical.with_rows(rows) if self.any_rows else self.canonical
+        variant = variant_of(canonical.launch, canonical.transposed, self.config, waves)
+        if capturing(canonical.given.device) and not compile.is_loaded(variant):
+            raise not_ready()
+        run = compile.load(variant, lambda: compile_variant(variant))
+        return launcher_of(run, canonical.with_rows(ROWS) if self.any_rows else canonical, variant)
 
 
 def own_config(problem: Problem) -> HopperConfig:

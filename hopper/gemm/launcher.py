@@ -4,6 +4,7 @@ This module determines the host's cost per call besides the launch itself. A lau
 closure over the results of planning, and rarely needed steps wrap it only where a call needs them.
 """
 
+import functools
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from outblas.call import ffi_call
 from outblas.call.ffi_call import FfiArgument, FfiCall, FfiView
 from outblas.call.problem import Launch
 from outblas.hopper.gemm import operand_copies, workspace
-from outblas.hopper.gemm.canonical import CanonicalProblem, TensorView, batch_offset
+from outblas.hopper.gemm.canonical import ROWS, CanonicalProblem, TensorView, batch_offset
 from outblas.hopper.gemm.schedule import TileSchedule
 from outblas.hopper.gemm.variant import EPILOGUE_TENSORS, Variant, epilogue_tensor_view, tensor_view
 from outblas.hopper.parts import tile_order
@@ -39,16 +40,16 @@ class Launcher:
     run: Callable[..., None]
     canonical: CanonicalProblem
     variant: Variant
-    schedule: TileSchedule
     matrix_views: tuple[TensorView, TensorView, TensorView]
     epilogue_views: tuple[TensorView | None, ...]
 
-    def bind(self, table: torch.Tensor | None) -> Launch:
-        """Returns the function that launches the kernel with this table of tiles."""
+    def bind(self, schedule: TileSchedule, table: torch.Tensor | None) -> Launch:
+        """Returns the function that launches the kernel with this schedule and table of tiles."""
         canonical = self.canonical
-        launch = self._plain_launch(table) if self.is_plain else self._launch(table)
+        make = self._plain_launch if self.is_plain else self._launch
+        launch = make(schedule, table)
         if self.is_one_call:
-            ffi_call.describe(launch, self._ffi_call(table))
+            ffi_call.describe(launch, functools.partial(self._ffi_call, schedule, table))
             return tile_order.when_copied(launch, table)
         if self.variant.traits.scale_out:
             launch = _with_bytes(launch)
@@ -58,20 +59,37 @@ class Launcher:
             launch = self._with_copies(launch)
         return tile_order.when_copied(launch, table)
 
-    @property
+    def with_rows(self, rows: int) -> "Launcher":
+        """Returns the launcher for a number of rows, of one whose views have `ROWS` of them."""
+
+        def filled(view: TensorView | None) -> TensorView | None:
+            if view is None:
+                return None
+            return TensorView(tuple(rows if n == ROWS else n for n in view.shape), view.strides)
+
+        launcher = object.__new__(Launcher)  # in a tenth of the time of `replace`
+        views = self.epilogue_views
+        vars(launcher).update(
+            vars(self),
+            matrix_views=tuple(map(filled, self.matrix_views)),
+            epilogue_views=views if self.is_plain else tuple(map(filled, views)),
+        )
+        return launcher
+
+    @functools.cached_property
     def is_one_launch(self) -> bool:
         """Whether a call is one launch on the caller's own A, B and C, without a workspace."""
         canonical = self.canonical
-        return not (canonical.loops or any(canonical.copies) or self.schedule.workspace)
+        return not (canonical.loops or any(canonical.copies) or self.variant.config.split)
 
-    @property
+    @functools.cached_property
     def is_plain(self) -> bool:
         """Whether a call is one launch on the caller's own A, B and C, without an epilogue and a
         workspace.
         """
         return self.is_one_launch and bool(self.variant.traits.plain)
 
-    @property
+    @functools.cached_property
     def is_one_call(self) -> bool:
         """Whether a call is one launch with views of the caller's own tensors, none of them in
         fp8.
@@ -80,7 +98,7 @@ class Launcher:
         is_viewed = all(how is None or name in EPILOGUE_INDEX for name, how in viewed)
         return self.is_one_launch and is_viewed and not self.canonical.given.formats
 
-    def _ffi_call(self, table: torch.Tensor | None) -> FfiCall:
+    def _ffi_call(self, schedule: TileSchedule, table: torch.Tensor | None) -> FfiCall:
         """Returns what `_launch` calls, as data."""
         problem = self.canonical.launch
         a, b, out = self.matrix_views
@@ -100,18 +118,18 @@ class Launcher:
                 *WITHOUT_GROUPS,
                 None,
                 None,
-                self.schedule.grid.partitions,
-                self.schedule.clusters,
+                schedule.grid.partitions,
+                schedule.clusters,
                 "alpha" if problem.scaled else 1.0,
                 "beta" if problem.scaled else 0.0,
             ),
         )
 
-    def _plain_launch(self, table: torch.Tensor | None) -> Launch:
+    def _plain_launch(self, schedule: TileSchedule, table: torch.Tensor | None) -> Launch:
         """Returns the launch for warm calls of matmul: `_launch` without its look-ups, in one
         frame.
         """
-        run, swap, clusters = self.run, self.canonical.transposed, self.schedule.clusters
+        run, swap, clusters = self.run, self.canonical.transposed, schedule.clusters
         (shape_a, strides_a), (shape_b, strides_b), (shape_out, strides_out) = self.matrix_views
         nothing = (None,) * len(EPILOGUE_TENSORS) + WITHOUT_GROUPS
 
@@ -136,15 +154,15 @@ class Launcher:
 
         return launch
 
-    def _launch(self, table: torch.Tensor | None) -> Launch:
+    def _launch(self, schedule: TileSchedule, table: torch.Tensor | None) -> Launch:
         """Returns the function for one launch. It takes operands in the caller's order, except
         where the host loops over batches: `_over_batches` has already swapped them then.
         """
-        run, clusters = self.run, self.schedule.clusters
+        run, clusters = self.run, schedule.clusters
         swap = self.canonical.transposed and not self.canonical.loops
         (shape_a, strides_a), (shape_b, strides_b), (shape_out, strides_out) = self.matrix_views
-        epilogue_views, size = self.epilogue_views, self.schedule.workspace
-        partitions, scaled = self.schedule.grid.partitions, self.canonical.launch.scaled
+        epilogue_views, size = self.epilogue_views, schedule.workspace
+        partitions, scaled = schedule.grid.partitions, self.canonical.launch.scaled
         index = self.canonical.launch.device.index or 0
 
         def launch(
@@ -244,16 +262,13 @@ def _with_bytes(launch: Launch) -> Launch:
     return launch_with_bytes
 
 
-def launcher(
-    run: Callable[..., None],
-    canonical: CanonicalProblem,
-    variant: Variant,
-    schedule: TileSchedule,
+def launcher_of(
+    run: Callable[..., None], canonical: CanonicalProblem, variant: Variant
 ) -> Launcher:
-    """Returns the launcher of a compiled kernel for a problem."""
+    """Returns the launcher of a compiled kernel for a problem, with no schedule yet."""
     views: tuple[TensorView | None, ...] = (None,) * len(EPILOGUE_TENSORS)
     if not variant.traits.plain:
         views = tuple(
             epilogue_tensor_view(canonical, variant.traits, name) for name in EPILOGUE_TENSORS
         )
-    return Launcher(run, canonical, variant, schedule, canonical.matrix_views(), views)
+    return Launcher(run, canonical, variant, canonical.matrix_views(), views)

@@ -272,7 +272,7 @@ def test_a_choice_does_not_depend_on_which_number_of_rows_came_first(gpu: dict[A
     a = torch.empty(8192, 4096, dtype=torch.bfloat16)
     rng, chosen = random.Random(0), list[dict[int, Any]]()
     for _ in range(2):
-        rows = [*range(1, 80), *range(500, 530), *range(1024, 1200, 8), *range(4000, 4100, 9)]
+        rows = [*range(2, 80), *range(500, 530), *range(1024, 1200, 8), *range(4000, 4100, 9)]
         rng.shuffle(rows)
         dispatch.clear_cache()
         chosen.append({})

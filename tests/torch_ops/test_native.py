@@ -155,7 +155,7 @@ def ffi_launcher(kernel: Any, *arguments: Any, launched: list[str]) -> Callable[
             launched.append("by Python")
             python(*given)
 
-        ffi_call.describe(launch, FfiCall(kernel, arguments))
+        ffi_call.describe(launch, lambda: FfiCall(kernel, arguments))
         return launch
 
     return best

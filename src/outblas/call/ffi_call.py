@@ -43,14 +43,15 @@ class FfiCall(NamedTuple):
         return None if handle is None else handle()
 
 
-_described: WeakKeyDictionary[Launch, FfiCall] = WeakKeyDictionary()
+_described: WeakKeyDictionary[Launch, Callable[[], FfiCall]] = WeakKeyDictionary()
 
 
-def describe(launch: Launch, call: FfiCall) -> None:
-    """Says how a launch calls its kernel."""
+def describe(launch: Launch, call: Callable[[], FfiCall]) -> None:
+    """Says how a launch calls its kernel: `call` does when it is asked."""
     _described[launch] = call
 
 
 def of(launch: Launch) -> FfiCall | None:
     """Returns how a launch calls its kernel; None where it does more than that."""
-    return _described.get(launch)
+    call = _described.get(launch)
+    return None if call is None else call()
