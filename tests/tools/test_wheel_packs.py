@@ -67,8 +67,8 @@ def test_every_number_of_rows_of_experts_has_its_kernel(name: str) -> None:
     dtype, _, scaling = words.partition(" ")
     some = random.Random(name).sample(range(1, wheel_packs.MOST_ROWS + 1), 100)
 
-    for count, top, hidden, inner, _ in wheel_packs.EXPERTS.values():
-        line = f"1x{2 * inner}x{hidden} {dtype} nt swiglu {scaling} groups:{count}"
+    for count, top, hidden, inner, steps in wheel_packs.EXPERTS.values():
+        line = f"1x{2 * inner}x{hidden} {dtype} nt {steps} {scaling} groups:{count}"
         rows = tuple((top * each, top * each) for each in some)
         products = replace(parse_line(line), rows=rows)
         assert products.groups is not None
