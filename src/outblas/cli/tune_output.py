@@ -274,22 +274,17 @@ def _show_problems(outcome: Outcome) -> None:
 
 def _row(winner: BestConfig, base: str) -> tuple[str, ...]:
     from outblas.autotune.named_configs import short
-    from outblas.report.tables import confidence
+    from outblas.report.tables import confidence, lead, ratio
 
     workload = winner.workload
-    lead = NONE
-    if winner.lead is not None and winner.lead_low is not None and winner.lead_high is not None:
-        lead = f"{winner.lead - 1:+.2%} ({winner.lead_low - 1:+.2%} to {winner.lead_high - 1:+.2%})"
     return (
         f"{to_text(workload.shape)} {workload.layout} {workload.conditions}".rstrip(),
         winner.kernel,
         short(winner.kernel, winner.config).replace(",", ", ") or "default",
         f"{winner.us:.1f}",
-        *([f"{winner.ratio:.3f} ({winner.ratio_low:.3f}–{winner.ratio_high:.3f})"] if base else []),
-        lead,
-        NONE
-        if winner.confidence is None or not winner.runner_up
-        else confidence(winner.confidence, separated=winner.separated),
+        *([ratio(winner.ratio, winner.ratio_low, winner.ratio_high)] if base else []),
+        lead(winner),
+        confidence(winner),
         f"{winner.screened} of {winner.valid} configs, {winner.rounds} rounds",
     )
 

@@ -4,7 +4,7 @@ import statistics
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -22,40 +22,16 @@ NONE = "–"  # for figures that are missing
 
 @dataclass(frozen=True)
 class RankedConfig:
-    """A config among the best. `final` says that its figures are of the finals, not of
-    screening.
-    """
+    """A config among the best. `final`: its figures are of the finals, not of screening."""
 
     config: str
     us: float
-    ratio: float
+    ratio: float | None
     ratio_low: float | None
     ratio_high: float | None
     final: bool
-    predicted_us: float | None = None
-    limits: str | None = None
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """The model's predictions beside what screening measured.
-
-    `points` has the predicted and the measured µs of every config that has both, `best` is the
-    index of the best measured one, `place` how many are predicted to be as fast. `rho` is
-    Spearman's of the two orders; None for too few configs, or where all values of a side are equal.
-    """
-
-    points: tuple[tuple[float, float], ...]
-    best: int
-    place: int
-    rho: float | None
-
-    def __str__(self) -> str:
-        n, place = len(self.points), self.place
-        first = "the first" if place == 1 else f"among the first {place}"
-        return (
-            f"the best measured config is {first} of {n} in the predicted order ({place / n:.0%})"
-        )
+    predicted_us: float | None
+    limits: str | None
 
 
 @dataclass(frozen=True)
@@ -63,7 +39,7 @@ class TuneReport:
     """The newest trial of each config, all of one source of the kernel.
 
     `gpus` are of one model, `left_out` counts the older trials. A ratio is the time of `base` over
-    that of the config. On a CPU there is no base, and the fastest config stands in for it.
+    that of the config; on a CPU there is no base, and times are compared.
     """
 
     kernel: str
@@ -71,14 +47,8 @@ class TuneReport:
     gpus: tuple[Gpu, ...]
     trials: tuple[Trial, ...]
     winner: BestConfig | None
-    top: tuple[RankedConfig, ...]
-    agreement: Agreement | None
     left_out: int = 0
-
-    @property
-    def gpu(self) -> str:
-        """The GPU's name."""
-        return self.gpus[0].name
+    limits: Limits | None = None
 
     @property
     def base(self) -> str:
@@ -87,18 +57,20 @@ class TuneReport:
 
     @property
     def metric(self) -> str:
-        """The name of the ratio, for the heads of columns and the axes of charts."""
-        return f"× {self.base or 'fastest'}"
+        """What configs are compared by, for the heads of columns: "× cuBLAS", or "µs"."""
+        return f"× {self.base}" if self.base else "µs"
 
     @property
     def title(self) -> str:
         """The kernel, the workload and the GPU."""
-        return f"{self.kernel}, {self.workload}, {self.gpu}"
+        return f"{self.kernel}, {self.workload}, {self.gpus[0].name}"
 
     @cached_property
     def timed(self) -> tuple[Trial, ...]:
-        """The trials that have figures, the best ratio first."""
-        return tuple(sorted(filter(_timed, self.trials), key=_slowness))
+        """The trials that have figures, the best first."""
+        timed = [trial for trial in self.trials if trial.ok and trial.us is not None]
+        by_ratio = bool(self.base)
+        return tuple(sorted(timed, key=lambda t: (-(t.ratio or 0.0) * by_ratio, t.us or 0.0)))
 
     @property
     def right(self) -> int:
@@ -132,40 +104,99 @@ class TuneReport:
         return by_tile
 
     @cached_property
+    def top(self) -> tuple[RankedConfig, ...]:
+        """The best configs: the winner, the other finalists, then others by their screening."""
+        best: dict[str, BestConfig | Finalist | Trial] = {}
+        if self.winner is not None:
+            finalists = [f for f in self.winner.finalists if f.kernel == self.kernel]
+            best = {record.config: record for record in (self.winner, *finalists)}
+        final = len(best)
+        for trial in self.timed:
+            best.setdefault(trial.config, trial)
+        predicted = {trial.config: trial.predicted_us for trial in self.trials}
+        return tuple(
+            RankedConfig(
+                config,
+                record.us or 0.0,
+                *(
+                    (record.ratio, record.ratio_low, record.ratio_high)
+                    if self.base
+                    else (None,) * 3
+                ),
+                final=place < final,
+                predicted_us=predicted.get(config),
+                limits=self.limits(config) if self.limits else None,
+            )
+            for place, (config, record) in enumerate(list(best.items())[:TOP])
+        )
+
+    @cached_property
     def common(self) -> str:
         """The fields that all configs of `top` share."""
         shared, _ = split([entry.config for entry in self.top])
         return shared if len(self.top) > 1 else ""
 
+    @cached_property
+    def predictions(self) -> list[tuple[float, float]]:
+        """The predicted and the measured µs of every config that has both, the best of the report
+        first; empty for fewer than two.
+        """
+        both = {t.config: (t.predicted_us, t.us) for t in self.timed if t.predicted_us and t.us}
+        order = dict.fromkeys((*(entry.config for entry in self.top), *both))
+        return [both[config] for config in order if config in both] if len(both) > 1 else []
+
+    @property
+    def place(self) -> int:
+        """How many configs are predicted to be as fast as the best one."""
+        return sum(us <= self.predictions[0][0] for us, _ in self.predictions)
+
+    @property
+    def rho(self) -> float | None:
+        """Spearman's of the predicted and the measured order; None for too few configs, or where
+        all values of a side are equal.
+        """
+        sides = tuple(zip(*self.predictions, strict=True))
+        if len(self.predictions) < FEWEST or any(len(set(side)) == 1 for side in sides):
+            return None
+        return spearman(*sides)
+
+    @property
+    def agreement(self) -> str:
+        """How early a sweep in the predicted order finds the best config, in words."""
+        n, place = len(self.predictions), self.place
+        first = "the first" if place == 1 else f"among the first {place}"
+        rho = "" if self.rho is None else f"; Spearman's ρ of the two orders is {self.rho:.2f}"
+        return (
+            f"the best measured config is {first} of {n} in the predicted order "
+            f"({place / n:.0%}){rho}"
+        )
+
     def record(self) -> dict[str, Any]:
         """The report as a JSON object."""
-        agreement, tried = self.agreement, len(self.trials)
+        tried = len(self.trials)
         tiles = [
             {
                 "m": m,
                 "n": n,
-                "ratio": trials[0].ratio,
+                "us": trials[0].us,
+                "ratio": trials[0].ratio if self.base else None,
                 "tried": len(trials),
                 "right": sum(trial.ok for trial in trials),
             }
             for (m, n), trials in sorted(self.tiles.items())
         ]
         counts = {"tried": tried, "right": self.right, "failed": tried - self.right}
+        model = {"configs": len(self.predictions), "rho": self.rho, "best_place": self.place}
         return {
             "kernel": self.kernel,
             "workload": asdict(self.workload),
-            "ratio_base": self.base or "fastest config",
+            "ratio_base": self.base or None,
             "gpus": [asdict(gpu) for gpu in self.gpus],
             "counts": {**counts, "left_out": self.left_out},
             "winner": self.winner and asdict(self.winner),
             "top": [asdict(entry) for entry in self.top],
             "tiles": tiles,
-            "model": agreement
-            and {
-                "configs": len(agreement.points),
-                "rho": agreement.rho,
-                "best_place": agreement.place,
-            },
+            "model": model if self.predictions else None,
             "failures": {
                 status: {
                     "trials": len(trials),
@@ -190,99 +221,15 @@ def build(
     subject = newest.kernel, newest.workload, newest.source, newest.gpu.model
     chosen = tuple({t.config: t for t in ordered if t.source == newest.source}.values())
     finals = [w for w in winners if (w.kernel, w.workload, w.source, w.gpu.model) == subject]
-    winner = max(finals, key=lambda won: won.when, default=None)
-    if newest.gpu.arch == 0:
-        chosen = _beside_the_fastest(chosen)
-        winner = winner and _finals_beside_the_fastest(winner)
-    order = _order(chosen, winner)
-    predictions = {trial.config: trial.predicted_us for trial in chosen}
-    top = tuple(
-        replace(
-            entry,
-            predicted_us=predictions.get(entry.config),
-            limits=limits(entry.config) if limits else None,
-        )
-        for entry in order[:TOP]
-    )
     return TuneReport(
         newest.kernel,
         newest.workload,
         tuple(dict.fromkeys(trial.gpu for trial in chosen)),
         chosen,
-        winner,
-        top,
-        _agreement(chosen, order),
+        max(finals, key=lambda winner: winner.when, default=None),
         len(ordered) - len(chosen),
+        limits,
     )
-
-
-def _beside_the_fastest(trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
-    """The trials with ratios to the fastest of them."""
-    least = min((t.us for t in trials if t.ok and t.us is not None), default=0.0)
-    return tuple(
-        replace(t, ratio=least / t.us, ratio_low=None, ratio_high=None) if t.ok and t.us else t
-        for t in trials
-    )
-
-
-def _finals_beside_the_fastest(winner: BestConfig) -> BestConfig:
-    """A winner with ratios of its finalists, the fastest first, to its own time. They have no
-    spread.
-    """
-    finalists = tuple(
-        replace(f, ratio=(r := winner.us / f.us), ratio_low=r, ratio_high=r)
-        for f in sorted(winner.finalists, key=lambda f: f.us)
-    )
-    return replace(winner, ratio=1.0, ratio_low=1.0, ratio_high=1.0, finalists=finalists)
-
-
-def _order(trials: Iterable[Trial], winner: BestConfig | None) -> list[RankedConfig]:
-    """Every config with figures: the winner, the other finalists, then the others by their ratio in
-    screening.
-    """
-    entries: dict[str, RankedConfig] = {}
-    finalists: list[BestConfig | Finalist] = []
-    if winner is not None:
-        finalists = [winner, *(f for f in winner.finalists if f.kernel == winner.kernel)]
-    for f in finalists:
-        low, high = (f.ratio_low, f.ratio_high) if f.ratio_low < f.ratio_high else (None, None)
-        entries.setdefault(f.config, RankedConfig(f.config, f.us, f.ratio, low, high, final=True))
-    for t in sorted(filter(_timed, trials), key=_slowness):
-        assert t.us is not None
-        assert t.ratio is not None
-        entries.setdefault(
-            t.config,
-            RankedConfig(t.config, t.us, t.ratio, t.ratio_low, t.ratio_high, final=False),
-        )
-    return list(entries.values())
-
-
-def _agreement(trials: Iterable[Trial], order: Iterable[RankedConfig]) -> Agreement | None:
-    """How well the model predicted the order; None for fewer than two predictions."""
-    both = {
-        t.config: (t.predicted_us, t.us)
-        for t in trials
-        if _timed(t) and t.predicted_us is not None and t.us
-    }
-    if len(both) < 2:
-        return None
-    predicted, measured = zip(*both.values(), strict=True)
-    best = next(entry.config for entry in order if entry.config in both)
-    ordered = len(both) >= FEWEST and len(set(predicted)) > 1 and len(set(measured)) > 1
-    return Agreement(
-        tuple(both.values()),
-        list(both).index(best),
-        sum(us <= both[best][0] for us in predicted),
-        spearman(predicted, measured) if ordered else None,
-    )
-
-
-def _timed(trial: Trial) -> bool:
-    return trial.ok and trial.us is not None and trial.ratio is not None
-
-
-def _slowness(trial: Trial) -> tuple[float, float]:
-    return -(trial.ratio or 0.0), trial.us or 0.0
 
 
 def split(configs: Sequence[str]) -> tuple[str, list[str]]:

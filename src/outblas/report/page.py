@@ -34,7 +34,7 @@ def html(report: TuneReport) -> str:
     title, quiet = _escaped(f"outblas: {report.title}"), ""
     for note in tables.notes(report):
         quiet += f'<p class="quiet">{_escaped(note)}</p>'
-    parts = [_svg(chart.draw(report))] if chart.drawable(report) else []
+    parts = [_svg(chart.draw(report))] if report.predictions else []
     parts += map(_table, tables.tables(report))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
