@@ -28,7 +28,7 @@ class Worker:
         if self.error is not None:
             raise self.error
         if not self.ready and compiling.defers():
-            raise CompilePending("a_kernel")
+            raise CompilePending("a_kernel", "its place")
         return lambda a, b, c, out, *rest: out.fill_(7)
 
     def end(self, *, ready: bool) -> None:
@@ -63,6 +63,32 @@ def test_torch_computes_until_the_kernel_is_there(worker: Worker) -> None:
 
     assert torch.equal(dispatch.run(call()), OURS)
     assert worker.asked == 3
+
+
+def test_the_ends_of_other_compiles_are_none_of_its_concern(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "unfinished", {"its place"})
+    dispatch.run(call())
+    worker.end(ready=True)
+    assert torch.equal(dispatch.run(call()), TORCHS)
+    assert worker.asked == 1
+
+    compiling.unfinished.clear()
+
+    assert torch.equal(dispatch.run(call()), OURS)
+
+
+def test_the_first_call_asks_for_a_kernel_that_is_compiled_ahead(worker: Worker) -> None:
+    with compiling.ahead():
+        plan = dispatch.find_plan(call())
+        dispatch.at_rows(plan, A.shape)
+    asked = worker.asked
+
+    assert torch.equal(dispatch.run(call()), TORCHS)
+    assert torch.equal(dispatch.run(call()), TORCHS)
+
+    assert (asked, worker.asked) == (1, 2)
 
 
 def test_caches_hold_the_plan_that_takes_its_place(worker: Worker) -> None:

@@ -96,8 +96,9 @@ class CompileWorker:
                 if job is None or not self._has_thread():
                     return
                 (self._ahead if ahead else self._wanted)[path] = job
+                compiling.unfinished.add(path)
                 self._changed.notify_all()
-        raise CompilePending(kernel)
+        raise CompilePending(kernel, path)
 
     def failures(self) -> dict[str, str]:
         """Returns the kernels that could not be compiled, with the reasons."""
@@ -154,6 +155,7 @@ class CompileWorker:
                 outcome = f"{type(error).__name__}: {error}"
             with self._changed:
                 self._running.discard(job.path)
+                compiling.unfinished.discard(job.path)
                 self._ended[job.path] = job, outcome
                 compiling.end_generation()
                 self._changed.notify_all()
@@ -294,6 +296,7 @@ def _begin_anew() -> None:
     """Leaves the worker to the parent; plans that wait for a kernel ask this process's own."""
     global _worker
     _worker = CompileWorker()
+    compiling.unfinished.clear()
     compiling.end_generation()
 
 

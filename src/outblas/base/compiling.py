@@ -19,8 +19,10 @@ from outblas.base import forks
 ENVIRONMENT = "OUTBLAS_COMPILE"
 BACKGROUND, BLOCK, NEVER = MODES = ("background", "block", "never")
 
-# How many compiles of the worker have ended, well or not: what was pending may be planned anew.
+# How many compiles of the worker have ended, well or not: what was pending may be planned anew,
+# unless its own kernel is among those that have not, by where they are to be on disk.
 generation = 0
+unfinished: set[object] = set()
 
 
 class CompileForbidden(RuntimeError):
@@ -31,10 +33,15 @@ class CompileForbidden(RuntimeError):
 
 
 class CompilePending(CompileForbidden):
-    """A kernel is being compiled by the worker. When `generation` has changed, it may be ready."""
+    """A kernel is being compiled by the worker. When `generation` has changed, it may be ready.
 
-    def __init__(self, kernel: object) -> None:
+    Attributes:
+        place: its place among those `unfinished`.
+    """
+
+    def __init__(self, kernel: object, place: object = None) -> None:
         RuntimeError.__init__(self, f"{kernel} is being compiled")
+        self.place = place
 
 
 class CompileFailed(CompileForbidden):

@@ -125,9 +125,14 @@ class PendingPlan:
     there. Caches hold the new plan then.
     """
 
-    def __init__(self, by_torch: Plan, again: Callable[[], Plan], generation: int) -> None:
-        """`again` plans anew. `generation`: what it was before the kernel was not found."""
+    def __init__(
+        self, by_torch: Plan, again: Callable[[], Plan], generation: int, place: object = None
+    ) -> None:
+        """`again` plans anew. `generation`: what it was before the kernel was not found. `place`:
+        that of the kernel among the unfinished ones.
+        """
         self._by_torch, self._again, self._generation = by_torch, again, generation
+        self._place = place
         self.plan: Plan | None = None
         self.places: list[tuple[dict[Any, Any], Any]] = []  # the caches that hold it, and its keys
 
@@ -146,12 +151,15 @@ class PendingPlan:
 
     def resolved(self) -> Plan | None:
         """Returns the plan that takes its place; None while there is none."""
-        if self.plan is None and (
-            self._generation != compiling.generation or compiling.must_wait()
-        ):
+        if self.plan is not None or compiling.is_ahead():
+            return self.plan
+        has_ended = self._place not in compiling.unfinished
+        if (has_ended and self._generation != compiling.generation) or compiling.must_wait():
             self._generation = compiling.generation
             plan = self._again()
-            if not isinstance(plan, PendingPlan):
+            if isinstance(plan, PendingPlan):
+                self._place = plan._place
+            else:
                 self.plan = plan
                 for cache, key in self.places:
                     if cache.get(key) is self:
@@ -449,7 +457,10 @@ def _plan_of(
         if call.formats and fp8.formats(call.formats).block_a:
             raise
         again = partial(_plan_of, _without_tensors(call), problem, memory, by_torch=True)
-        return PendingPlan(_fallback_plan(call, str(error), warns=False), again, generation)
+        stand_in = _fallback_plan(call, str(error), warns=False)
+        if compiling.is_ahead():  # the first call is to say that it wants the kernel
+            return PendingPlan(stand_in, again, -1)
+        return PendingPlan(stand_in, again, generation, error.place)
     except CompileForbidden as error:
         if not by_torch or call.kernel or call.formats:
             raise
