@@ -45,6 +45,7 @@ def main() -> None:
         print(f"an error names the argument: {error}")
 
     if on_gpu:
+        outblas.warmup(outblas.matmul, a, b)  # torch may have stood in while the kernel compiled
         print(f"\n{size}^3 {dtype}, milliseconds a call")
         print(f"  torch    {milliseconds(torch.matmul, a, b):.3f}")
         print(f"  outblas  {milliseconds(outblas.matmul, a, b):.3f}")

@@ -41,6 +41,7 @@ def main() -> int:
     # On AMX, oneDNN (3.12) lets a NaN of a transposed operand through into the row before, if K is
     # odd: torch's results then depend on how an operand lies.
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX10_1_512")
+    os.environ.setdefault("OUTBLAS_COMPILE", "block")  # calls would be torch's for a while
     if options.only is not None:
         return show(options)
     start = time.monotonic()
