@@ -138,8 +138,9 @@ def fp8_reason(problem: Problem, config: HopperConfig) -> str | None:
 
 
 def plan(problem: Problem, config: HopperConfig | None = None) -> Launch:
-    """Compiles or loads the kernel for a supported problem, and returns its launch. Raises
-    ValueError where the default config does not suit the problem.
+    """Compiles or loads the kernel for a supported problem, and returns its launch; where there is
+    one for every number of rows, its `at_rows` returns them. Raises ValueError where the default
+    config does not suit the problem.
     """
     if config is None:
         config = own_config(problem)
@@ -147,7 +148,11 @@ def plan(problem: Problem, config: HopperConfig | None = None) -> Launch:
         config = replace(config, pdl=True, weights_ready=True)
     if problem.sm_carveout:
         config = tile_order.within(problem.device, config, problem.sm_carveout)
-    return GemmLayer(problem, config).launch(problem.M)
+    layer = GemmLayer(problem, config)
+    launch = layer.launch(problem.M)
+    if layer.any_rows:
+        vars(launch)["at_rows"] = layer.launch
+    return launch
 
 
 class GemmLayer:
@@ -171,10 +176,9 @@ class GemmLayer:
         self._launchers: dict[tuple[int, WaveTraits], Launcher] = {}
 
     def launch(self, rows: int) -> Launch:
-        """Compiles or loads the kernel for a number of rows, and returns its launch, whose
-        `at_rows` does the same for others of `any_rows`. Raises ValueError for more rows than the
-        config supports, and RuntimeError while a CUDA graph is captured and the kernel is not
-        loaded yet.
+        """Compiles or loads the kernel for a number of rows, and returns its launch. Raises
+        ValueError for more rows than the config supports, and RuntimeError while a CUDA graph is
+        captured and the kernel is not loaded yet.
         """
         config, problem = self.config, self.canonical.launch
         if rows != self.canonical.given.M:
@@ -187,15 +191,10 @@ class GemmLayer:
         if launcher is None:
             launcher = self._launchers[key] = self._launcher(rows, key[1])
         schedule = tile_schedule(problem, config, grid, launcher.variant.traits, self.resident)
-        launcher = launcher.with_rows(rows) if self.any_rows else launcher
-        bind = functools.partial(launcher.bind, schedule)
         if schedule.placement is None:
-            launch = bind(schedule.table)
-        else:
-            launch = gpc_placement.watched(bind, schedule.placement)
-        if self.any_rows:
-            vars(launch)["at_rows"] = self.launch
-        return launch
+            return launcher.bind(rows, schedule, schedule.table)
+        bind = functools.partial(launcher.bind, rows, schedule)
+        return gpc_placement.watched(bind, schedule.placement)
 
     def _launcher(self, rows: int, waves: WaveTraits) -> Launcher:
         """Returns the launcher of the kernel for a number of rows and those that share it."""

@@ -25,6 +25,8 @@ from outblas.hopper.parts.tma_views import view
 # Where the tensors of the epilogue that an `FfiCall` can view stand among those of a call.
 EPILOGUE_INDEX = {"addend": 2, "bias": 4, "residual": 5}
 WITHOUT_GROUPS = (None, None, None)  # scatter_index, scatter_weights, a_index
+_NOTHING = (None,) * len(EPILOGUE_TENSORS) + WITHOUT_GROUPS
+Views = tuple[tuple[TensorView, TensorView, TensorView], tuple[TensorView | None, ...]]
 
 
 @dataclass(frozen=True)
@@ -43,13 +45,15 @@ class Launcher:
     matrix_views: tuple[TensorView, TensorView, TensorView]
     epilogue_views: tuple[TensorView | None, ...]
 
-    def bind(self, schedule: TileSchedule, table: torch.Tensor | None) -> Launch:
-        """Returns the function that launches the kernel with this schedule and table of tiles."""
+    def bind(self, rows: int, schedule: TileSchedule, table: torch.Tensor | None) -> Launch:
+        """Returns the function that launches the kernel for a number of rows, with this schedule
+        and table of tiles.
+        """
         canonical = self.canonical
         make = self._plain_launch if self.is_plain else self._launch
-        launch = make(schedule, table)
+        launch = make(self.views(rows), schedule, table)
         if self.is_one_call:
-            ffi_call.describe(launch, functools.partial(self._ffi_call, schedule, table))
+            ffi_call.describe(launch, functools.partial(self._ffi_call, rows, schedule, table))
             return tile_order.when_copied(launch, table)
         if self.variant.traits.scale_out:
             launch = _with_bytes(launch)
@@ -59,22 +63,19 @@ class Launcher:
             launch = self._with_copies(launch)
         return tile_order.when_copied(launch, table)
 
-    def with_rows(self, rows: int) -> "Launcher":
-        """Returns the launcher for a number of rows, of one whose views have `ROWS` of them."""
+    def views(self, rows: int) -> Views:
+        """Returns the views of A, B and C, and those of `EPILOGUE_TENSORS`, with a number of rows
+        in the place of `ROWS`.
+        """
 
-        def filled(view: TensorView | None) -> TensorView | None:
-            if view is None:
-                return None
+        def filled(view: TensorView) -> TensorView:
             return TensorView(tuple(rows if n == ROWS else n for n in view.shape), view.strides)
 
-        launcher = object.__new__(Launcher)  # in a tenth of the time of `replace`
-        views = self.epilogue_views
-        vars(launcher).update(
-            vars(self),
-            matrix_views=tuple(map(filled, self.matrix_views)),
-            epilogue_views=views if self.is_plain else tuple(map(filled, views)),
-        )
-        return launcher
+        a, b, out = map(filled, self.matrix_views)
+        epilogue = self.epilogue_views
+        if not self.is_plain:
+            epilogue = tuple(None if view is None else filled(view) for view in epilogue)
+        return (a, b, out), epilogue
 
     @functools.cached_property
     def is_one_launch(self) -> bool:
@@ -98,14 +99,14 @@ class Launcher:
         is_viewed = all(how is None or name in EPILOGUE_INDEX for name, how in viewed)
         return self.is_one_launch and is_viewed and not self.canonical.given.formats
 
-    def _ffi_call(self, schedule: TileSchedule, table: torch.Tensor | None) -> FfiCall:
+    def _ffi_call(self, rows: int, schedule: TileSchedule, table: torch.Tensor | None) -> FfiCall:
         """Returns what `_launch` calls, as data."""
         problem = self.canonical.launch
-        a, b, out = self.matrix_views
+        (a, b, out), epilogue_views = self.views(rows)
         a_index, b_index = (1, 0) if self.canonical.transposed else (0, 1)
         epilogue: list[FfiArgument] = [
             None if how is None else FfiView(EPILOGUE_INDEX[name], problem.out_dtype, *how)
-            for name, how in zip(EPILOGUE_TENSORS, self.epilogue_views, strict=True)
+            for name, how in zip(EPILOGUE_TENSORS, epilogue_views, strict=True)
         ]
         return FfiCall(
             self.run,
@@ -125,13 +126,15 @@ class Launcher:
             ),
         )
 
-    def _plain_launch(self, schedule: TileSchedule, table: torch.Tensor | None) -> Launch:
+    def _plain_launch(
+        self, views: Views, schedule: TileSchedule, table: torch.Tensor | None
+    ) -> Launch:
         """Returns the launch for warm calls of matmul: `_launch` without its look-ups, in one
         frame.
         """
         run, swap, clusters = self.run, self.canonical.transposed, schedule.clusters
-        (shape_a, strides_a), (shape_b, strides_b), (shape_out, strides_out) = self.matrix_views
-        nothing = (None,) * len(EPILOGUE_TENSORS) + WITHOUT_GROUPS
+        (shape_a, strides_a), (shape_b, strides_b), (shape_out, strides_out) = views[0]
+        nothing = _NOTHING
 
         def launch(
             a: torch.Tensor, b: torch.Tensor, c: Any, out: torch.Tensor, alpha: float, beta: float
@@ -154,14 +157,14 @@ class Launcher:
 
         return launch
 
-    def _launch(self, schedule: TileSchedule, table: torch.Tensor | None) -> Launch:
+    def _launch(self, views: Views, schedule: TileSchedule, table: torch.Tensor | None) -> Launch:
         """Returns the function for one launch. It takes operands in the caller's order, except
         where the host loops over batches: `_over_batches` has already swapped them then.
         """
         run, clusters = self.run, schedule.clusters
         swap = self.canonical.transposed and not self.canonical.loops
-        (shape_a, strides_a), (shape_b, strides_b), (shape_out, strides_out) = self.matrix_views
-        epilogue_views, size = self.epilogue_views, schedule.workspace
+        (shape_a, strides_a), (shape_b, strides_b), (shape_out, strides_out) = views[0]
+        epilogue_views, size = views[1], schedule.workspace
         partitions, scaled = schedule.grid.partitions, self.canonical.launch.scaled
         index = self.canonical.launch.device.index or 0
 

@@ -3,7 +3,7 @@ for them, and in which order the clusters compute them.
 """
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -14,8 +14,7 @@ from outblas.hopper.parts import tile_order
 from outblas.hopper.parts.config import WARPGROUP, HopperConfig
 
 
-@dataclass(frozen=True)
-class TileGrid:
+class TileGrid(NamedTuple):
     """The cluster tiles of a launch: `rows` × `columns` for each of `matrices`. Each tile is split
     along K into `partitions`, according to split_k.
     """
@@ -39,8 +38,7 @@ class TileGrid:
         return self.tiles * self.partitions
 
 
-@dataclass(frozen=True)
-class TileSchedule:
+class TileSchedule(NamedTuple):
     """The schedule with which a grid is launched.
 
     clusters: how many are launched.
