@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from sphinx.application import Sphinx
 
-import outblas.torch_ops.ops
-import outblas.torch_ops.scaled_mm  # noqa: F401 (which registers its operators)
-from outblas.torch_ops.schema import ARGUMENTS
+from outblas.torch_ops.schema import SCHEMAS
 
 MARKER = "<!-- operators -->"
 
@@ -25,5 +23,5 @@ def _fill_in(app: Sphinx, name: str, source: list[str]) -> None:
 
 def schemas() -> str:
     """The schemas as a list in Markdown."""
-    declared = (str(getattr(torch.ops.outblas, name).default._schema) for name in ARGUMENTS)
+    declared = (str(getattr(torch.ops.outblas, name).default._schema) for name in SCHEMAS)
     return "\n".join(f"- `{schema.removeprefix('outblas::')}`" for schema in declared)

@@ -4,18 +4,22 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from outblas.base.registry import Kernel, ladder
-from outblas.call.context_flag import accumulate_gradients, weights_ready
-from outblas.call.errors import OperandError
-from outblas.call.invariance import batch_invariant
-
-# What imports torch. The command line imports it when a command needs it, see `_outblas_command`.
-if TYPE_CHECKING or "_outblas_command" not in sys.modules:
-    from outblas.api import addmm, linear, matmul
+if TYPE_CHECKING:
+    from outblas import autotune as autotune
+    from outblas import inductor as inductor
+    from outblas import nn as nn
+    from outblas.autotune.automatic import tune
     from outblas.base.cuda_graphs import warmup
+    from outblas.base.registry import Kernel, ladder
+    from outblas.call.context_flag import accumulate_gradients, weights_ready
+    from outblas.call.errors import OperandError
     from outblas.call.fallback import FallbackWarning
+    from outblas.call.invariance import batch_invariant
     from outblas.call.packs import load_pack, record_shapes
     from outblas.call.sm_carveout import sm_carveout
+    from outblas.inductor import inductor_choice
+    from outblas.nn import FP8Linear, Linear, patch, unpatch
+    from outblas.packing.build import precompile
     from outblas.torch_ops.aten import disable, enable
     from outblas.torch_ops.grouped_mm import grouped_mm
     from outblas.torch_ops.moe import moe_mlp
@@ -23,14 +27,10 @@ if TYPE_CHECKING or "_outblas_command" not in sys.modules:
     from outblas.torch_ops.scaled_grouped_mm import scaled_grouped_mm
     from outblas.torch_ops.scaled_mm import scaled_mm
 
-if TYPE_CHECKING:
-    from outblas import autotune as autotune
-    from outblas import inductor as inductor
-    from outblas import nn as nn
-    from outblas.autotune.automatic import tune
-    from outblas.inductor import inductor_choice
-    from outblas.nn import FP8Linear, Linear, patch, unpatch
-    from outblas.packing.build import precompile
+# It imports torch and defines the operators. The command line, whose module `_outblas_command` is,
+# imports it when a command needs it.
+if TYPE_CHECKING or "_outblas_command" not in sys.modules:
+    from outblas.api import addmm, linear, matmul
 
 __all__ = [
     "FP8Linear",
@@ -65,31 +65,29 @@ __all__ = [
 __version__ = "0.1.0"
 
 
-# ---- what is imported when it is first asked for: sweeps bring process pools and a database
-_MODULE_OF = {
-    "FallbackWarning": "call.fallback",
-    "addmm": "api",
-    "linear": "api",
-    "matmul": "api",
-    "scaled_mm": "torch_ops.scaled_mm",
-    "grouped_mm": "torch_ops.grouped_mm",
-    "scaled_grouped_mm": "torch_ops.scaled_grouped_mm",
-    "moe_mlp": "torch_ops.moe",
-    "quantize": "torch_ops.quantize",
-    "sm_carveout": "call.sm_carveout",
-    "disable": "torch_ops.aten",
-    "enable": "torch_ops.aten",
-    "warmup": "base.cuda_graphs",
-    "record_shapes": "call.packs",
-    "precompile": "packing.build",
-    "load_pack": "call.packs",
-    "tune": "autotune.automatic",
-    "inductor_choice": "inductor",
-    "FP8Linear": "nn",
-    "Linear": "nn",
-    "patch": "nn",
-    "unpatch": "nn",
+# ---- what is imported when it is first asked for, by module
+_EXPORTS = {
+    "api": ("addmm", "linear", "matmul"),
+    "autotune.automatic": ("tune",),
+    "base.cuda_graphs": ("warmup",),
+    "base.registry": ("Kernel", "ladder"),
+    "call.context_flag": ("accumulate_gradients", "weights_ready"),
+    "call.errors": ("OperandError",),
+    "call.fallback": ("FallbackWarning",),
+    "call.invariance": ("batch_invariant",),
+    "call.packs": ("load_pack", "record_shapes"),
+    "call.sm_carveout": ("sm_carveout",),
+    "inductor": ("inductor_choice",),
+    "nn": ("FP8Linear", "Linear", "patch", "unpatch"),
+    "packing.build": ("precompile",),
+    "torch_ops.aten": ("disable", "enable"),
+    "torch_ops.grouped_mm": ("grouped_mm",),
+    "torch_ops.moe": ("moe_mlp",),
+    "torch_ops.quantize": ("quantize",),
+    "torch_ops.scaled_grouped_mm": ("scaled_grouped_mm",),
+    "torch_ops.scaled_mm": ("scaled_mm",),
 }
+_MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
 _MODULES = ("autotune", "inductor", "nn")
 
 
@@ -98,10 +96,13 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         if name in _MODULE_OF:
-            return getattr(import_module("." + _MODULE_OF[name], __name__), name)
-        if name in _MODULES:
-            return import_module("." + name, __name__)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        elif name in _MODULES:
+            value = import_module(f"{__name__}.{name}")
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value  # found at once from now on
+        return value
 
 
 def __dir__() -> list[str]:

@@ -180,6 +180,18 @@ def test_without_its_name_no_gradient_is_added_in_place(without: Without) -> Non
     assert asked == [(False, True), (False, False)]
 
 
+def test_without_its_name_a_fake_implementation_is_torchs(without: Without) -> None:
+    fresh = without(torch_private, "torch._library.simple_registry:singleton")
+    library = torch.library.Library("outblas_test", "FRAGMENT")
+    x = torch.ones(2, 3, device="meta")
+
+    for name, names in (("private", torch_private), ("public", fresh)):
+        library.define(f"{name}(Tensor x) -> Tensor")
+        names.register_fake(f"outblas_test::{name}", lambda x: x.new_empty(x.shape[1]), library)
+
+        assert getattr(torch.ops.outblas_test, name)(x).shape == (3,)
+
+
 @pytest.mark.parametrize("enabled", [False, True])
 def test_without_its_name_deterministic_mode_is_seen(without: Without, enabled: bool) -> None:
     fresh = without(torch_private, "torch:_C._get_deterministic_algorithms")

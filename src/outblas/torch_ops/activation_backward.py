@@ -18,7 +18,7 @@ from outblas.call.sizes import are_equal, holds
 from outblas.torch_ops import ops
 from outblas.torch_ops.autograd_levels import has_tangent, requires_grad, unobserved
 from outblas.torch_ops.call import has_address
-from outblas.torch_ops.schema import library
+from outblas.torch_ops.schema import fake, implement
 
 
 def formula(grad: Tensor, x: Tensor, activation: str) -> Tensor:
@@ -110,7 +110,7 @@ def activation_backward(grad: Tensor, x: Tensor, activation: str) -> Any:
     return from_below(found)
 
 
-@ops.fake("activation_backward")
+@fake("activation_backward")
 def _(grad: Tensor, x: Tensor, activation: str) -> Tensor:
     check(grad, x, activation)
     return x.new_empty(x.shape)
@@ -121,4 +121,4 @@ for _key, _function in {
     "CUDA": _compute,
     "Autograd": activation_backward,
 }.items():
-    library.impl("activation_backward", _function, _key)
+    implement("activation_backward", _key, _function)

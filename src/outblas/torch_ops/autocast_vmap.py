@@ -12,7 +12,7 @@ from outblas.base.compat.torch_private import AUTOCAST_KEYS, autocast_off
 from outblas.call.epilogue import GATED, apply
 from outblas.call.errors import OperandError
 from outblas.torch_ops import activation_backward, ops
-from outblas.torch_ops.schema import ARGUMENTS, library
+from outblas.torch_ops.schema import ARGUMENTS, implement, library
 
 Tensor = torch.Tensor
 _NARROW = torch.float16, torch.bfloat16
@@ -230,6 +230,6 @@ def _mapped(operator: str, rule: Callable[..., Any]) -> Callable[..., Any]:
 for _name, _rule in _RULES.items():
     _operator = getattr(ops, _name)
     for _device, _key in AUTOCAST_KEYS.items():
-        library.impl(_name, _cast(_operator, _name, _device), _key)
+        implement(_name, _key, _cast(_operator, _name, _device))
     torch.library.register_vmap(f"outblas::{_name}", _mapped(_name, _rule), lib=library)
 torch.library.register_vmap("outblas::activation_backward", _activation_backward, lib=library)

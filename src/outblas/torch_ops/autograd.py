@@ -50,7 +50,7 @@ from outblas.torch_ops.autograd_levels import (
     within_forward,
 )
 from outblas.torch_ops.call import OperatorChoice, is_plain_scalar
-from outblas.torch_ops.schema import ARGUMENTS, library
+from outblas.torch_ops.schema import ARGUMENTS, implement
 
 Tensor = torch.Tensor
 
@@ -441,6 +441,6 @@ def without_gradients(name: str, shown: str = "out") -> Callable[..., Any]:
 
 
 for _name in _SPLIT:
-    library.impl(_name, _autograd(_name), "Autograd")
+    implement(_name, "Autograd", _autograd(_name))
 for _name in ("matmul_out", "addmm_out", "gemm_out"):
-    library.impl(_name, without_gradients(_name), "Autograd")
+    implement(_name, "Autograd", without_gradients(_name))

@@ -24,7 +24,7 @@ from outblas.base.compat.torch_private import dispatch_mode_count as _dispatch_m
 from outblas.base.compat.torch_private import tracing_state as _tracing_state
 from outblas.base.compat.torch_private import transform_level as _level
 from outblas.call.errors import OperandError
-from outblas.torch_ops.schema import ARGUMENTS, library
+from outblas.torch_ops.schema import ARGUMENTS, implement
 
 
 def within_forward() -> AbstractContextManager[Any]:
@@ -148,7 +148,7 @@ def record_gradients(
             outputs = operator(*given)
         return from_below(outputs)
 
-    library.impl(name, kernel, "Autograd")
+    implement(name, "Autograd", kernel)
 
 
 def refuse_gradients(name: str, function: str) -> None:

@@ -25,7 +25,7 @@ from outblas.torch_ops import grouped_plans, ops
 from outblas.torch_ops.autograd import gradient_of_x, without_gradients
 from outblas.torch_ops.autograd_levels import record_gradients, unseen_by_types, within_forward
 from outblas.torch_ops.call import has_address
-from outblas.torch_ops.schema import ARGUMENTS, library
+from outblas.torch_ops.schema import ARGUMENTS, implement
 
 Tensor = torch.Tensor
 
@@ -247,4 +247,4 @@ _ARRANGED: dict[str, Callable[..., tuple[Any, ...]]] = {
 }
 for _name, _arranged in _ARRANGED.items():
     record_gradients(_name, _Gradients, arrange=_arranged)
-library.impl("grouped_gemm_to_aux", without_gradients("grouped_gemm_to_aux", "aux"), "Autograd")
+implement("grouped_gemm_to_aux", "Autograd", without_gradients("grouped_gemm_to_aux", "aux"))

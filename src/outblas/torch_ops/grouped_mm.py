@@ -23,7 +23,7 @@ from outblas.call.sm_carveout import limited
 from outblas.torch_ops import grouped_gradients, grouped_plans, ops
 from outblas.torch_ops.flop_formulas import register_if_counted
 from outblas.torch_ops.grouped_by_torch import by_torch
-from outblas.torch_ops.schema import ARGUMENTS, library
+from outblas.torch_ops.schema import ARGUMENTS, fake, implement
 
 Tensor = torch.Tensor
 
@@ -467,9 +467,9 @@ def _no_kernel_reason(mat_a: Tensor) -> str | None:
 # ---- registration
 for _key in ("CPU", "CUDA"):
     for _function in (_grouped_mm, _grouped_gemm, _grouped_gemm_aux, _grouped_gemm_to_aux):
-        library.impl(_function.__name__[1:], _function, _key)
+        implement(_function.__name__[1:], _key, _function)
 for _key in ("Negative", "Conjugate"):
-    library.impl("grouped_gemm_to_aux", ops.resolving("grouped_gemm_to_aux"), _key)
+    implement("grouped_gemm_to_aux", _key, ops.resolving("grouped_gemm_to_aux"))
 
 
 def fake_results(call: GroupedCall) -> tuple[Tensor, Tensor]:
@@ -482,22 +482,22 @@ def fake_results(call: GroupedCall) -> tuple[Tensor, Tensor]:
     )
 
 
-@ops.fake("grouped_mm")
+@fake("grouped_mm")
 def _(*given: Any) -> Tensor:
     return fake_results(_plain(*given))[0]
 
 
-@ops.fake("grouped_gemm")
+@fake("grouped_gemm")
 def _(*given: Any) -> Tensor:
     return fake_results(_whole(None, given))[0]
 
 
-@ops.fake("grouped_gemm_aux")
+@fake("grouped_gemm_aux")
 def _(*given: Any) -> tuple[Tensor, Tensor]:
     return fake_results(_whole(None, given))
 
 
-@ops.fake("grouped_gemm_to_aux")
+@fake("grouped_gemm_to_aux")
 def _(aux: Tensor, *given: Any) -> Tensor:
     result, _ = fake_results(_whole(aux, given))
     ops.mark_written(aux)

@@ -24,7 +24,7 @@ from outblas.call.epilogue import ACTIVATIONS, Activation
 from outblas.call.grouped import GATHERING_COLUMNS
 from outblas.call.moe import Layer
 from outblas.call.problem import check_name
-from outblas.torch_ops import grouped_mm, moe_passes, ops
+from outblas.torch_ops import moe_passes, ops
 from outblas.torch_ops.autograd_levels import (
     record_gradients,
     refuse_gradients,
@@ -32,32 +32,13 @@ from outblas.torch_ops.autograd_levels import (
     within_forward,
 )
 from outblas.torch_ops.flop_formulas import register_if_counted
-from outblas.torch_ops.schema import ARGUMENTS, define, library
+from outblas.torch_ops.schema import ARGUMENTS, fake, implement
 
 Tensor = torch.Tensor
 T = TypeVar("T")
 
 _autocast_off = autocast_off("cpu", "cuda")
-_REGISTERED = grouped_mm  # it registers the products' operators on import
 _product = ops.grouped_mm
-
-_ARGUMENTS = (
-    "Tensor x, Tensor gate_up, Tensor down, Tensor expert_index, Tensor expert_weights, "
-    "str activation='swiglu', Tensor? gate_up_bias=None, Tensor? down_bias=None"
-)
-define(f"moe_mlp({_ARGUMENTS}) -> Tensor")
-# Returns the result and what the gradients need: the dispatched rows, those before the activation,
-# offs, row_of_slot and slot_of_row.
-define(f"moe_mlp_forward({_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
-# Returns the gradients of x, gate_up, down, expert_weights, gate_up_bias and down_bias; those that
-# are not among `needs`, which are six bools in this order, have no elements.
-define(
-    "moe_mlp_backward(Tensor grad, Tensor rows, Tensor inner, Tensor offs, Tensor row_of_slot, "
-    "Tensor slot_of_row, bool[] needs, Tensor x, Tensor gate_up, Tensor down, "
-    "Tensor expert_index, Tensor expert_weights, str activation='swiglu', "
-    "Tensor? gate_up_bias=None, Tensor? down_bias=None) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
-)
 
 
 def moe_mlp(
@@ -309,13 +290,13 @@ _DEFAULTS = tuple(each.default for each in ARGUMENTS["moe_mlp"])
 _POSITIONS = {each.name: i for i, each in enumerate(ARGUMENTS["moe_mlp"])}
 
 
-@ops.fake("moe_mlp")
+@fake("moe_mlp")
 def _(*given: Any) -> Tensor:
     moe.check(*completed(given))
     return cast(Tensor, given[0].new_empty(given[0].shape))
 
 
-@ops.fake("moe_mlp_forward")
+@fake("moe_mlp_forward")
 def _(*given: Any) -> tuple[Tensor, ...]:
     layer = moe.check(*completed(given))
     x = given[0]
@@ -330,7 +311,7 @@ def _(*given: Any) -> tuple[Tensor, ...]:
     )
 
 
-@ops.fake("moe_mlp_backward")
+@fake("moe_mlp_backward")
 def _(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
     needs, of_layer = given[5], completed(given[6:])
     found = []
@@ -383,6 +364,6 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 for _name, _function in _FUNCTIONS.items():
     for _key in ("CPU", "CUDA"):
-        library.impl(_name, _without_autocast(_function), _key)
+        implement(_name, _key, _without_autocast(_function))
 record_gradients("moe_mlp", _Gradients)
 refuse_gradients("moe_mlp_backward", "the backward pass of moe_mlp")

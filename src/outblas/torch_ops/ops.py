@@ -1,8 +1,8 @@
-"""The operators `torch.ops.outblas.*` and their fake implementations.
+"""The kernels and fake implementations of the operators `matmul`, `addmm` and `gemm`, which is both
+with an epilogue.
 
-Definitions and implementations are registered by `torch.library.Library`, which costs less than
-half per call of what the `custom_op` decorator costs. `gemm` implements `matmul` and `addmm` with
-an epilogue.
+They are registered by `torch.library.Library`, which costs less than half per call of what the
+`custom_op` decorator costs.
 """
 
 from collections.abc import Callable
@@ -16,50 +16,9 @@ from outblas.call.epilogue import ACTIVATIONS, EpilogueArgs
 from outblas.call.errors import OperandError
 from outblas.call.invariance import wanted
 from outblas.torch_ops.call import is_plain_scalar, scalar
-from outblas.torch_ops.schema import ARGUMENTS, define, library
+from outblas.torch_ops.schema import ARGUMENTS, fake, implement
 
 Tensor = torch.Tensor
-
-# Default values cost nothing per call, because the dispatcher omits them. The argument is not
-# called `kernel`, because Inductor uses that name for an argument of its own.
-_CHOICE = "str kernel_name='', str config='', str tune='', bool? batch_invariant=None"
-define(f"matmul(Tensor a, Tensor b, ScalarType? out_dtype=None, {_CHOICE}) -> Tensor")
-define(
-    f"matmul_out(Tensor a, Tensor b, Tensor(a!) out, ScalarType? out_dtype=None, {_CHOICE}) -> ()"
-)
-define(f"addmm(Tensor c, Tensor a, Tensor b, Scalar alpha=1, Scalar beta=1, {_CHOICE}) -> Tensor")
-define(
-    "addmm_out(Tensor c, Tensor a, Tensor b, Tensor(a!) out, Scalar alpha=1, Scalar beta=1, "
-    f"{_CHOICE}) -> ()"
-)
-_GEMM = (
-    "Tensor a, Tensor b, Tensor? c=None, Tensor? bias=None, Tensor? residual=None, Scalar alpha=1, "
-    "Scalar beta=1, "
-    f"str activation='', ScalarType? out_dtype=None, {_CHOICE}"
-)
-define(f"gemm({_GEMM}) -> Tensor")
-define(f"gemm_aux({_GEMM}) -> (Tensor, Tensor)")
-define(f"gemm_out(Tensor(a!) out, Tensor(b!)? aux, {_GEMM}) -> ()")
-define(
-    "grouped_mm(Tensor mat_a, Tensor mat_b, Tensor? offs=None, Tensor? bias=None, "
-    "ScalarType? out_dtype=None, str kernel_name='', bool zero_tail=False) -> Tensor"
-)
-_GROUPED_GEMM = (
-    "Tensor mat_a, Tensor mat_b, Tensor? offs=None, Tensor? bias=None, Tensor? residual=None, "
-    "Tensor? a_index=None, Tensor? scatter_index=None, Tensor? scatter_weights=None, "
-    "str activation='', ScalarType? out_dtype=None, str kernel_name='', bool zero_tail=False, "
-    "Tensor? counts=None"
-)
-define(f"grouped_gemm({_GROUPED_GEMM}) -> Tensor")
-define(f"grouped_gemm_aux({_GROUPED_GEMM}) -> (Tensor, Tensor)")
-define(f"grouped_gemm_to_aux(Tensor(a!) aux, {_GROUPED_GEMM}) -> Tensor")
-define(
-    "scaled_grouped_mm(Tensor mat_a, Tensor mat_b, Tensor scale_a, Tensor scale_b, "
-    "Tensor? offs=None, Tensor? bias=None, Tensor? residual=None, Tensor? a_index=None, "
-    "Tensor? scatter_index=None, Tensor? scatter_weights=None, Tensor? counts=None, "
-    "str activation='', ScalarType? output_dtype=None, str kernel_name='') -> Tensor"
-)
-define("activation_backward(Tensor grad, Tensor x, str activation) -> Tensor")
 
 
 # Parameters are listed one by one, because collecting them with * costs 0.2 µs per call.
@@ -206,7 +165,7 @@ def mark_written(out: Tensor) -> None:
 
 for _key in ("CPU", "CUDA"):
     for _function in (_matmul, _matmul_out, _addmm, _addmm_out, _gemm, _gemm_aux, _gemm_out):
-        library.impl(_function.__name__[1:], _function, _key)
+        implement(_function.__name__[1:], _key, _function)
 
 
 def _strided(t: Tensor) -> bool:
@@ -252,17 +211,10 @@ def resolving(name: str) -> Callable[..., Any]:
 
 for _key in ("Negative", "Conjugate"):
     for _name in ("matmul_out", "addmm_out", "gemm_out"):
-        library.impl(_name, resolving(_name), _key)
+        implement(_name, _key, resolving(_name))
 
 
-def fake(name: str) -> Callable[..., Any]:
-    """Registers an operator's fake implementation. All are registered in this file, because torch
-    searches all modules for each file that registers one.
-    """
-    return lambda function: torch.library.register_fake(f"outblas::{name}", function, lib=library)
-
-
-# `choice` holds the arguments of _CHOICE; the dispatcher leaves out trailing defaults.
+# `choice` holds what says how a kernel is chosen; the dispatcher leaves out trailing defaults.
 @fake("matmul")
 def _(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, *choice: Any) -> Tensor:
     return a.new_empty(problem.check_pair(a, b), dtype=problem.check_out_dtype(out_dtype, a.dtype))

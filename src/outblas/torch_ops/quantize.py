@@ -21,16 +21,10 @@ from outblas.call.context_flag import check_bool
 from outblas.call.fp8 import BLOCK
 from outblas.call.quantization import FORMATS, LEAST_SCALE
 from outblas.call.warm import is_unchanged
-from outblas.torch_ops import ops
 from outblas.torch_ops.autograd_levels import refuse_gradients, requires_grad
-from outblas.torch_ops.schema import define, library
+from outblas.torch_ops.schema import fake, implement
 
 Tensor = torch.Tensor
-
-define(
-    "quantize(Tensor x, str recipe, ScalarType? dtype=None, bool power_of_two=False) "
-    "-> (Tensor, Tensor)"
-)
 
 
 def quantize(
@@ -185,11 +179,11 @@ def _largest(sizes: Tensor, recipe: str, shape: torch.Size) -> Tensor:
 
 # ---- the operator
 for _key in ("CPU", "CUDA"):
-    library.impl("quantize", compute, _key)
+    implement("quantize", _key, compute)
 refuse_gradients("quantize", "quantize")
 
 
-@ops.fake("quantize")
+@fake("quantize")
 def _(x: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
     recipe, dtype, _ = _checked(x, *given)
     return quantization.empty(x, recipe, dtype)

@@ -21,7 +21,7 @@ from outblas.torch_ops.autograd_levels import refuse_gradients
 from outblas.torch_ops.flop_formulas import register_if_counted
 from outblas.torch_ops.grouped_mm import KERNELS, GroupedCall, compute, fake_results
 from outblas.torch_ops.scaling_recipes import Recipe, Swizzle
-from outblas.torch_ops.schema import ARGUMENTS, library
+from outblas.torch_ops.schema import ARGUMENTS, fake, implement
 
 Tensor = torch.Tensor
 
@@ -212,10 +212,10 @@ def _scaled_grouped_mm(*given: Any) -> Tensor:
 
 
 for _key in ("CPU", "CUDA"):
-    library.impl("scaled_grouped_mm", _scaled_grouped_mm, _key)
+    implement("scaled_grouped_mm", _key, _scaled_grouped_mm)
 refuse_gradients("scaled_grouped_mm", "scaled_grouped_mm")
 
 
-@ops.fake("scaled_grouped_mm")
+@fake("scaled_grouped_mm")
 def _(*given: Any) -> Tensor:
     return fake_results(_call(given))[0]

@@ -24,7 +24,7 @@ from outblas.call.epilogue import EpilogueArgs
 from outblas.call.errors import OperandError
 from outblas.call.sizes import holds
 from outblas.torch_ops import block_scales, eager_scaled, ops, scaled_output
-from outblas.torch_ops.schema import library
+from outblas.torch_ops.schema import fake, implement
 
 Tensor = torch.Tensor
 
@@ -209,17 +209,17 @@ def unsupported_reason(device: torch.device) -> str | None:
 
 
 for _key in ("CPU", "CUDA"):
-    library.impl("scaled_mm", _scaled_mm, _key)
-    library.impl("scaled_mm_quantized", _scaled_mm_quantized, _key)
+    implement("scaled_mm", _key, _scaled_mm)
+    implement("scaled_mm_quantized", _key, _scaled_mm_quantized)
 
 
-@ops.fake("scaled_mm")
+@fake("scaled_mm")
 def _(a: Tensor, *given: Any) -> Tensor:
     shape, dtype, *_ = checked(a, *given)
     return a.new_empty(shape, dtype=dtype)
 
 
-@ops.fake("scaled_mm_quantized")
+@fake("scaled_mm_quantized")
 def _(a: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
     kind, _, shape, *_ = _checked_quantized(a, *given)
     return scaled_output.empty(a.new_empty(shape, dtype=torch.float32), kind)

@@ -1,4 +1,4 @@
-"""The schemas of the operators of scaled products and their gradients, which are those of bias and
+"""The gradients of the operators of scaled products, which are those of bias and
 residual; results in fp8: which recipes of their scales there are, and who quantizes them.
 
 A result in fp8 is what `quantize` makes of the float32 values, so that it is rounded once. Where it
@@ -21,23 +21,12 @@ from outblas.call.errors import OperandError
 from outblas.torch_ops import ops, quantize
 from outblas.torch_ops.autograd import summed
 from outblas.torch_ops.autograd_levels import record_gradients, refuse_gradients, within_forward
-from outblas.torch_ops.schema import ARGUMENTS, define
+from outblas.torch_ops.schema import ARGUMENTS
 
 Tensor = torch.Tensor
 
 DTYPE = torch.float8_e4m3fn
 RECIPES = ("1x128",)  # those of `quantize` that results may have
-
-define(
-    "scaled_mm(Tensor mat_a, Tensor mat_b, Tensor scale_a, Tensor scale_b, Tensor? bias=None, "
-    "ScalarType? output_dtype=None, "
-    "bool use_fast_accum=False, str activation='', Tensor? residual=None) -> Tensor"
-)
-define(
-    "scaled_mm_quantized(Tensor mat_a, Tensor mat_b, Tensor scale_a, Tensor scale_b, str recipe, "
-    "Tensor? bias=None, bool power_of_two=False, bool use_fast_accum=False, "
-    "str activation='', Tensor? residual=None) -> (Tensor, Tensor)"
-)
 
 
 def check_dtype(output_dtype: object) -> None:

@@ -548,6 +548,23 @@ FunctionalTensor: Any = take(
 )
 
 
+# ---- operators
+_fake_implementations = take(
+    "torch._library.simple_registry:singleton",
+    None,
+    "registering fake implementations",
+    "torch.library.register_fake does, which searches all modules for its caller",
+)
+
+
+def register_fake(name: str, function: Callable[..., Any], library: torch.library.Library) -> None:
+    """Registers the fake implementation of an operator such as "outblas::matmul"."""
+    if _fake_implementations is None:
+        torch.library.register_fake(name, function, lib=library)
+    else:
+        _fake_implementations.find(name).fake_impl.register(function, "outblas", library)
+
+
 # ---- Dynamo
 F = TypeVar("F", bound=Callable[..., Any])
 
