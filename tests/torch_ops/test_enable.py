@@ -110,6 +110,36 @@ def test_a_product_has_torchs_result_by_a_kernel_of_outblas(name: str) -> None:
     assert set(enabled.decisions.values()) == {aten.OURS}
 
 
+class Weight(torch.nn.Parameter):
+    """As those of servers of models."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Wrapping(Tensor):
+    """It has torch's own `__torch_function__`."""
+
+
+@pytest.mark.parametrize("kind", [Weight, Wrapping])
+def test_a_subclass_is_taken_and_results_have_torchs_types(kind: type[Tensor]) -> None:
+    """Those of the backward pass, too."""
+
+    def types() -> list[type]:
+        weight = B.t().contiguous()
+        weight = kind(weight) if kind is Weight else weight.requires_grad_().as_subclass(kind)
+        a = A.clone().requires_grad_()
+        y = F.linear(a, weight)
+        return [type(y), *map(type, torch.autograd.grad(y.as_subclass(Tensor).sum(), [a, weight]))]
+
+    expected = types()
+
+    with aten._enable(rules()) as enabled:
+        assert types() == expected
+    assert set(enabled.decisions.values()) == {aten.OURS}
+
+
 # ---- transforms and compilation
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_attention_and_compiled_programs_call_the_overridden_operators() -> None:

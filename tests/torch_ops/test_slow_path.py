@@ -22,6 +22,7 @@ from torch.nn import functional as F
 import outblas
 from outblas import FallbackWarning, addmm, linear, matmul
 from outblas.call import fallback, invariance
+from outblas.torch_ops import slow_path
 
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 
@@ -382,6 +383,14 @@ def test_gradients_of_a_subclass_are_torchs(
         assert same(w.grad, w_of_torch.grad)
 
 
+def test_a_type_that_overrides_nothing_takes_the_warm_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    w, b = of(Weight, W), of(Weight, B)
+    for _ in range(2):
+        assert torch.equal(linear(X, w), X @ B)
+        assert torch.equal(matmul(X, b), X @ B)
+        monkeypatch.setattr(slow_path, "run", None)
+
+
 def test_a_type_that_computes_by_itself_is_left_to_it() -> None:
     """By torch's function, of other operands than it was offered."""
     w, out = of(Halving, W), sevens()
@@ -389,9 +398,9 @@ def test_a_type_that_computes_by_itself_is_left_to_it() -> None:
     with pytest.warns(FallbackWarning, match="tensor subclass Halving"):
         assert same(linear(X, w, activation="relu"), torch.relu(HALVED))
     assert torch.equal(linear(X, w, out=out), HALVED)
-    for options in ({}, {"out": sevens()}):
+    for to in (None, sevens()):
         with pytest.raises(ValueError, match="kernel 'portable' needs plain tensors"):
-            linear(X, w, kernel="portable", **options)
+            linear(X, w, kernel="portable", out=to)
     assert same(matmul(X, of(Halving, B), kernel="portable"), of(Halving, X @ B))
 
 

@@ -81,10 +81,10 @@ def products(model: Module, kind: type[Module]) -> list[LayerProduct]:
 
 def _of_module(module: Any, kind: type[Module]) -> Iterator[tuple[Any, Any, str | None]]:
     """Yields weights, biases and activations of a module's products."""
-    if isinstance(module, kind) or replaced.arguments(module, linears.forward) is not None:
-        layer: Any = module
-        activation = layer.activation if isinstance(layer, kind) else None
-        yield tensor_of(layer, "weight"), tensor_of(layer, "bias"), activation
+    is_ours = isinstance(module, kind)
+    if is_ours or replaced.arguments(module, linears.forward) is not None:
+        activation = module.activation if is_ours else None
+        yield tensor_of(module, "weight"), tensor_of(module, "bias"), activation
     for layer, function in activated.pairs_of(module):
         yield tensor_of(layer, "weight"), tensor_of(layer, "bias"), function
     if found := replaced.arguments(module, gated.forward):
