@@ -74,19 +74,6 @@ class SuccessiveElimination(Generic[K]):
         return all(lead.sure_low > 1 or lead.sure_high < 1 + RESOLUTION for lead in leads)
 
     @property
-    def separated(self) -> bool:
-        """Returns whether no remaining candidate may be as fast as the leader, or, after all
-        rounds, none differs from it by more than RESOLUTION.
-        """
-        if len(self.alive) < 2:
-            return True
-        leader = self.leader
-        others = [self.lead(leader, candidate) for candidate in self.alive if candidate != leader]
-        return self.rounds >= MOST_ROUNDS and all(
-            lead.sure_high < 1 + RESOLUTION for lead in others
-        )
-
-    @property
     def leader(self) -> K:
         """The fastest candidate by the median over rounds."""
         return min(self.alive, key=lambda candidate: statistics.median(self.times[candidate]))

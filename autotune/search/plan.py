@@ -4,11 +4,11 @@ checked.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from outblas.autotune.search.candidates import Candidate
-from outblas.autotune.search.prune import Pruned, PrunedSpace, prune
+from outblas.autotune.search.prune import Plan, prune
 from outblas.autotune.search.strategy import ModelRanked, Search, Strategy, StrategyError
 from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import Gpu, Workload
@@ -16,36 +16,6 @@ from outblas.autotune.store.records import Gpu, Workload
 # A strategy that draws at random may sometimes propose nothing new; after this many such batches in
 # a row it would never end.
 MOST_STALE_BATCHES = 100
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a sweep tries for one workload.
-
-    Attributes:
-        generated: the number of configs that the spaces of the kernels have.
-        pruned: why some of them are not tried, with their numbers.
-        ranked: the candidates that are measured, in the order in which the strategy proposed them.
-        left_out: the number of valid configs that are not measured, because the strategy did not
-            propose them, or because they exceed the number of trials.
-    """
-
-    generated: int
-    pruned: tuple[Pruned, ...]
-    ranked: tuple[Candidate, ...]
-    left_out: int = 0
-
-    @classmethod
-    def before_proposals(cls, space: PrunedSpace) -> "Plan":
-        return cls(space.generated, space.pruned, (), len(space.candidates))
-
-    def extended(self, batch: Sequence[Candidate]) -> "Plan":
-        """Returns this plan with one more batch of a strategy."""
-        return replace(self, ranked=(*self.ranked, *batch), left_out=self.left_out - len(batch))
-
-    @property
-    def valid(self) -> int:
-        return len(self.ranked) + self.left_out
 
 
 def plan(
@@ -91,8 +61,7 @@ def plan(
     """
     space = prune(targets, workload, gpu)
     search = Search(workload, gpu, space.candidates, trials=trials)
-    first = next(batches(strategy or ModelRanked(), search), ())
-    return Plan.before_proposals(space).extended(first)
+    return replace(space, ranked=next(batches(strategy or ModelRanked(), search), ()))
 
 
 def batches(

@@ -42,18 +42,24 @@ class Pruned:
 
 
 @dataclass(frozen=True)
-class PrunedSpace:
-    """The valid configs of several kernels at one workload.
+class Plan:
+    """What a sweep tries for one workload.
 
     Attributes:
-        generated: the number of configs that the kernels' spaces have.
-        pruned: the rules that removed configs, the one that removed most first.
+        generated: the number of configs that the spaces of the kernels have.
+        pruned: why some of them are not tried, with their numbers, the largest first.
         candidates: the others, in the order in which the spaces generate them.
+        ranked: those that are measured, in the order in which the strategy proposed them.
     """
 
     generated: int
     pruned: tuple[Pruned, ...]
     candidates: tuple[Candidate, ...]
+    ranked: tuple[Candidate, ...] = ()
+
+    @property
+    def valid(self) -> int:
+        return len(self.candidates)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -91,7 +97,7 @@ def described(workload: Workload) -> Problem | GroupedProblem:
     return grouped_problem(workload) if workload.grouping else problem(workload)
 
 
-def prune(targets: Sequence[TuneTarget], workload: Workload, gpu: Gpu) -> PrunedSpace:
+def prune(targets: Sequence[TuneTarget], workload: Workload, gpu: Gpu) -> Plan:
     """Returns the configs of these kernels that can run at a workload and may be the fastest there.
 
     Raises ValueError where a kernel does not support the dtype or the GPU, ImportError where its
@@ -123,7 +129,7 @@ def prune(targets: Sequence[TuneTarget], workload: Workload, gpu: Gpu) -> Pruned
                 f"{useful:.2f} of the work that the SMs do is needed, expected at least "
                 f"{least:.2f}, which is half of the best config's"
             )
-    return PrunedSpace(generated, _counted(reasons), tuple(candidates))
+    return Plan(generated, _counted(reasons), tuple(candidates))
 
 
 def _counted(reasons: Sequence[str]) -> tuple[Pruned, ...]:

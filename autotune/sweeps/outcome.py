@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from outblas.autotune.search.plan import Plan
+from outblas.autotune.search.prune import Plan
 from outblas.autotune.search.strategy import ModelRanked, Strategy
 from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import BestConfig, Gpu, Trial, Workload

@@ -12,7 +12,7 @@ from outblas.autotune.measure.finals import Finals, SuccessiveElimination
 from outblas.autotune.measure.isolated import Bench
 from outblas.autotune.measure.progress import Progress, Report, silent
 from outblas.autotune.search.candidates import Candidate
-from outblas.autotune.search.plan import Plan, batches
+from outblas.autotune.search.plan import batches
 from outblas.autotune.search.prune import prune
 from outblas.autotune.search.strategy import Search
 from outblas.autotune.store.records import (
@@ -68,7 +68,7 @@ class Tuning:
         self.search = Search(
             job.workload, gpu, space.candidates, trials=options.trials, until=self.until
         )
-        self.outcome = Outcome(job, gpu, Plan.before_proposals(space))
+        self.outcome = Outcome(job, gpu, space)
         self.screen = Screen(
             self.store,
             self.bench,
@@ -109,7 +109,7 @@ class Tuning:
         progress.stage = "preparing"
         proposals = batches(self.job.strategy, self.search, self._candidates(self._related()))
         for batch in proposals:
-            outcome.plan = outcome.plan.extended(batch)
+            outcome.plan = replace(outcome.plan, ranked=(*outcome.plan.ranked, *batch))
             progress.valid = len(outcome.plan.ranked)
             missing = []
             for candidate in batch:

@@ -27,7 +27,7 @@ from outblas.cli.common import (
 
 if TYPE_CHECKING:
     from outblas.autotune.lookup import TuningIndex
-    from outblas.autotune.search.plan import Plan
+    from outblas.autotune.search.prune import Plan
     from outblas.autotune.store.records import BestConfig, Gpu, Trial, Workload
     from outblas.autotune.sweeps.options import SweepOptions
     from outblas.autotune.sweeps.outcome import Outcome, Sweep

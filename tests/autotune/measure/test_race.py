@@ -50,7 +50,6 @@ def test_a_clear_winner_is_found_at_once() -> None:
     race = run({"slow": 55.0, "fast": 50.0, "slower": 60.0}, noise=0.005)
     assert race.rounds == ROUNDS
     assert race.alive == ["fast"]
-    assert race.separated
     assert race.order() == ["fast", "slow", "slower"]
     assert race.confidence("fast", race.times) > 0.999
     assert race.confidence("slow", race.times) == 0
@@ -65,7 +64,6 @@ def test_ties_are_as_fast_after_all_rounds(noise: float) -> None:
     race = run(TIE, noise=noise, seed=1)
     assert race.rounds == MOST_ROUNDS
     assert sorted(race.alive) == ["one", "other"]
-    assert race.separated
     assert race.ahead(race.leader, race.alive)
     assert race.confidence(race.leader, race.times) < 0.98
 
@@ -75,7 +73,6 @@ def test_what_the_race_cannot_resolve_is_not_separated() -> None:
     assert race.rounds == MOST_ROUNDS
     assert len(race.alive) == 2
     assert race.lead(*race.order()).sure_high > 1 + RESOLUTION
-    assert not race.separated
     assert not race.ahead(race.leader, race.alive)
 
 

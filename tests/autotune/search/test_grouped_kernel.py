@@ -9,7 +9,8 @@ import pytest
 
 from outblas.autotune.search import cost_model, gpu, prune
 from outblas.autotune.search.candidates import Candidate
-from outblas.autotune.search.plan import Plan, plan
+from outblas.autotune.search.plan import plan
+from outblas.autotune.search.prune import Plan
 from outblas.autotune.search.target import HOPPER_GROUPED
 from outblas.autotune.store.records import Workload
 from outblas.base.grouped_shapes import GroupedWorkload, parse

@@ -6,8 +6,8 @@ import pytest
 from support.spaces import SQUARE
 
 from outblas.autotune.search import gpu
-from outblas.autotune.search.plan import Plan
 from outblas.autotune.search.plan import plan as plan_of
+from outblas.autotune.search.prune import Plan
 from outblas.autotune.search.target import TuneTarget, of
 from outblas.autotune.store.records import Workload
 

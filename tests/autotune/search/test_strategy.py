@@ -12,7 +12,7 @@ from outblas.autotune import Grid, ModelRanked, Random, Strategy
 from outblas.autotune.search import gpu
 from outblas.autotune.search.candidates import Candidate
 from outblas.autotune.search.plan import batches
-from outblas.autotune.search.prune import PrunedSpace, problem, prune
+from outblas.autotune.search.prune import Plan, problem, prune
 from outblas.autotune.search.strategy import Search, strategy_of
 from outblas.autotune.search.target import of
 from outblas.autotune.store.records import Trial, Workload, now
@@ -24,7 +24,7 @@ SQUARE = Workload(4096, 4096, 4096)
 
 
 @functools.cache
-def pruned(workload: Workload) -> PrunedSpace:
+def pruned(workload: Workload) -> Plan:
     """The configs of `portable` on an H100."""
     return prune([of("portable")], workload, H100)
 
