@@ -94,6 +94,8 @@ class KernelParts(NamedTuple):
     """What the plan of a kernel does where there is no `out`: it allocates an output and launches.
 
     `several`: whether the process has several GPUs, so that another one may be the current one.
+    `spans`: the bytes from the first to the last element of A, B, the addend, the output and each
+    tensor of the epilogue.
     """
 
     launch: Launch
@@ -102,15 +104,18 @@ class KernelParts(NamedTuple):
     dtype: torch.dtype
     device: torch.device
     several: bool
+    spans: tuple[int, ...]
 
 
-_parts: WeakKeyDictionary[Plan, KernelParts] = WeakKeyDictionary()
 _torch_reasons: WeakKeyDictionary[Plan, str] = WeakKeyDictionary()
 
 
 def parts_of(plan: Plan) -> KernelParts | None:
     """Returns what a plan does; None for one that does more than to launch a kernel."""
-    return _parts.get(plan)
+    if not isinstance(plan, partial) or plan.func is not _execute:
+        return None
+    parts: KernelParts = plan.args[0]
+    return parts
 
 
 def torch_reason(plan: Plan) -> str | None:
@@ -200,7 +205,7 @@ def at_rows(plan: Plan, sizes: torch.Size, *, by_torch: bool = True) -> Plan:
 
 # ---- the plan cache
 PLAN_LIMIT = 8192  # number of entries of a plan cache; beyond it, the oldest are forgotten
-SIZES_LIMIT = 256  # the same for the sizes of A that a plan for any number of rows has met
+SIZES_LIMIT = 2048  # the same for the sizes of A that a plan for any number of rows has met
 MOST_ROWS = 1 << 24  # with more a plan serves that number alone: kernels count tiles in 32 bits
 _plans: dict[tuple[Any, ...], Plan] = {}
 # Clear the caches that compare less per call, together with this one.
@@ -398,9 +403,7 @@ def _addend(call: Call) -> Tensor | None:
 
 
 class Memory(NamedTuple):
-    """The memory of a call: sizes, strides, dtype and device of the output, and the bytes from the
-    first element to the last of A, B, the addend, the output and the tensors of the epilogue.
-    """
+    """The memory of a call: as in `KernelParts`."""
 
     size: tuple[int, ...]
     strides: tuple[int, ...]
@@ -600,64 +603,65 @@ def _problem_of(call: Call, sample: Tensor, addend: Tensor | None) -> Problem:
 
 
 def _kernel_plan(memory: Memory, launch: Launch) -> Plan:
-    """Returns a plan that launches a kernel. The plan allocates the output, or checks that the
-    given one overlaps nothing that is read.
-    """
+    """Returns a plan that launches a kernel."""
     size, strides, dtype, device, spans = memory
     several = device.type == "cuda" and torch.cuda.device_count() > 1
-    index, empty_strided = device.index, _empty_strided[device.type]
-    bytes_a, bytes_b, bytes_c, bytes_out, *bytes_epilogue = spans
-    # Where something is written, a lazy clone gets its own memory, which starts at whole cache
-    # lines as before.
-    address = Tensor.data_ptr if bytes_out else read_address
+    return partial(_execute, KernelParts(launch, size, strides, dtype, device, several, spans))
 
-    def execute(
-        a: Tensor,
-        b: Tensor,
-        c: Tensor | None,
-        out: Tensor | None,
-        alpha: Any,
-        beta: Any,
-        *epilogue: Tensor | None,
-    ) -> Tensor:
-        elsewhere, is_fresh = several and _current_device() != index, out is None
-        if out is None:
-            out = (
-                a.new_empty(size, dtype=dtype)
-                if elsewhere or _fills_memory()
-                else empty_strided(size, strides, dtype)
+
+def _execute(
+    parts: KernelParts,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | None,
+    out: Tensor | None,
+    alpha: Any,
+    beta: Any,
+    *epilogue: Tensor | None,
+) -> Tensor:
+    """Runs a plan that launches a kernel. Allocates the output, or checks that the given one
+    overlaps nothing that is read.
+    """
+    launch, size, strides, dtype, device, several, spans = parts
+    elsewhere, is_fresh = several and _current_device() != device.index, out is None
+    if out is None:
+        out = (
+            a.new_empty(size, dtype=dtype)
+            if elsewhere or _fills_memory()
+            else _empty_strided[device.type](size, strides, dtype)
+        )
+    else:
+        bytes_a, bytes_b, bytes_c, bytes_out = spans[:4]
+        # Where something is written, a lazy clone gets its own memory, which starts at whole cache
+        # lines as before.
+        start = out.data_ptr() if bytes_out else read_address(out)
+        end = start + bytes_out
+        if (
+            (start < read_address(a) + bytes_a and read_address(a) < end)
+            or (start < read_address(b) + bytes_b and read_address(b) < end)
+            or (
+                bytes_c
+                and c is not None
+                and start < read_address(c) + bytes_c
+                and read_address(c) < end
             )
-        else:
-            start = address(out)
-            end = start + bytes_out
-            if (
-                (start < read_address(a) + bytes_a and read_address(a) < end)
-                or (start < read_address(b) + bytes_b and read_address(b) < end)
-                or (
-                    bytes_c
-                    and c is not None
-                    and start < read_address(c) + bytes_c
-                    and read_address(c) < end
-                )
-            ):
-                check_separate(a, b, c, out, beta)
-        if epilogue and not (is_fresh and epilogue[2] is None):
-            written = (out, bytes_out), (epilogue[2], bytes_epilogue[2])
-            sizes = bytes_a, bytes_b, bytes_c, *bytes_epilogue
-            read = zip((a, b, c, *epilogue), sizes, strict=True)
-            if any(may_overlap(w, x) for x in read for w in written if w[0] is not x[0]):
-                check_epilogue_separate(a, b, c, out, beta, *epilogue)
-        if elsewhere:
-            with torch.cuda.device(device):
-                launch(a, b, c, out, alpha, beta, *epilogue)
-        elif epilogue:
+        ):
+            check_separate(a, b, c, out, beta)
+    if epilogue and not (is_fresh and epilogue[2] is None):
+        bytes_out, *bytes_epilogue = spans[3:]
+        written = (out, bytes_out), (epilogue[2], bytes_epilogue[2])
+        sizes = *spans[:3], *bytes_epilogue
+        read = zip((a, b, c, *epilogue), sizes, strict=True)
+        if any(may_overlap(w, x) for x in read for w in written if w[0] is not x[0]):
+            check_epilogue_separate(a, b, c, out, beta, *epilogue)
+    if elsewhere:
+        with torch.cuda.device(device):
             launch(a, b, c, out, alpha, beta, *epilogue)
-        else:
-            launch(a, b, c, out, alpha, beta)
-        return out
-
-    _parts[execute] = KernelParts(launch, size, strides, dtype, device, several)
-    return execute
+    elif epilogue:
+        launch(a, b, c, out, alpha, beta, *epilogue)
+    else:
+        launch(a, b, c, out, alpha, beta)
+    return out
 
 
 def _swapped_plan(call: Call) -> Plan:
