@@ -15,7 +15,7 @@ from outblas.call.grouped import GroupedProblem
 from outblas.call.problem import Problem
 from outblas.call.product_storage import Storage
 from outblas.call.products import parse_line
-from outblas.call.recorded_shapes import RecordedShapes, storage_of
+from outblas.call.shape_recorder import RecordedShapes, storage_of
 from outblas.call.tensor_memory import LINE
 from outblas.hopper import grouped
 from outblas.packing import build, examples, triton_kernels

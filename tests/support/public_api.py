@@ -15,7 +15,7 @@ MODULES: dict[str, tuple[str, ...] | None] = {
     "outblas.inductor": None,
     "outblas.autotune": None,
     "outblas.inspect": None,
-    "outblas.call.recorded_shapes": ("RecordedShapes",),
+    "outblas.call.shape_recorder": ("RecordedShapes",),
     "outblas.torch_ops.aten": ("Enabled", "Product"),
     "outblas.hopper.config": ("HopperConfig",),
     "outblas.kernels.simt_config": ("SimtConfig",),

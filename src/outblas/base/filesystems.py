@@ -3,14 +3,14 @@
 import contextlib
 import os
 import re
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 # How the types of shared file systems begin in /proc/self/mountinfo. Locks on these may be local to
-# one machine or missing, and SQLite's shared memory does not work across machines.
-_SHARED = re.compile(
+# one machine or missing, and SQLite's shared memory does not work across machines. It is compiled
+# where it is first matched, for that takes longer than this module's import.
+_SHARED = (
     r"(fuse\.)?(9p|acfs|afs|auristorfs|beegfs|ceph|cifs|coda|cvmfs|davfs|gcsfuse|gfs2|gluster|"
     r"goofys|gpfs|gvfs|juicefs|lizardfs|lustre|mfs|moosefs|mount\.davfs|nfs|ocfs2|orangefs|panfs|"
     r"prl_fs|pvfs2|quobyte|rclone|s3fs|seaweedfs|smb|sshfs|vboxsf|virtiofs|vmhgfs|weka)"
@@ -23,7 +23,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Yields a file that replaces `path` once it is written and on disk, unless an exception is
     raised. Raises OSError.
     """
-    scratch = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    scratch = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}")
     try:
         with scratch.open("xb") as file:
             yield file
@@ -55,4 +55,4 @@ def network_filesystem(path: Path | str) -> str | None:
         # A later mount at the same place covers the earlier one.
         if len(point) >= longest and f"{real}/".startswith(f"{point.rstrip('/')}/"):
             kind, longest = device.split(" ")[0], len(point)
-    return kind if _SHARED.match(kind) else None
+    return kind if re.match(_SHARED, kind) else None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from outblas.base import pack
 from outblas.call import dispatch, recorded_shapes
-from outblas.call.recorded_shapes import RecordedShapes
+from outblas.call.shape_recorder import RecordedShapes
 
 
 def load_pack(path: str | os.PathLike[str]) -> None:
@@ -62,6 +62,7 @@ def record_shapes() -> Iterator[RecordedShapes]:
         >>> recorded.lines
         ['1-3,8x4x8 bfloat16 nt bias']
     """
-    with recorded_shapes.recorded() as shapes:
+    shapes = RecordedShapes()
+    with recorded_shapes.recorded_by(shapes):
         dispatch.clear_cache()
         yield shapes
