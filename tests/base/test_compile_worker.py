@@ -2,12 +2,16 @@
 of the disk.
 """
 
+import contextlib
 import functools
 import multiprocessing
 import os
+import random
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -211,6 +215,23 @@ def test_what_the_disk_loses_is_compiled_by_the_call(
 
 
 @pytest.mark.filterwarnings("ignore:outblas keeps no compiled kernels")
+def test_where_the_cache_is_lost_meanwhile_the_call_compiles(
+    worker: CompileWorker, key: Key, tmp_path: Path
+) -> None:
+    slow, folder = key("slow", "wait"), tmp_path / "cache" / "objects"
+    fetch(slow)
+    began(slow)
+    shutil.rmtree(folder)
+    folder.write_text("no folder")
+    go(slow)
+    compile_worker.await_all(lambda left: None)
+
+    assert compile_worker.failures() == {}
+    assert fetch(slow) == b"slow"
+    assert slow.processes[-1] == os.getpid()
+
+
+@pytest.mark.filterwarnings("ignore:outblas keeps no compiled kernels")
 def test_without_a_cache_the_call_compiles(
     worker: CompileWorker, key: Key, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -379,6 +400,48 @@ def test_a_folder_that_is_gone_is_no_obstacle(
 
     assert fetched(quick) == b"quick"
     assert quick.processes != [os.getpid()]
+
+
+def test_every_job_ends_whichever_processes_are_killed(
+    worker: CompileWorker, key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads want kernels in orders of their own, while somebody kills processes."""
+    worker._most, dice = 2, random.Random(7)
+    keys = [key(f"kernel{i}", "nap") for i in range(24)]
+    done, killed = threading.Event(), set()
+
+    def want() -> None:
+        for each in random.Random(threading.get_ident()).sample(keys, len(keys)):
+            with contextlib.suppress(CompileFailed):
+                fetch(each)
+
+    def kill() -> None:
+        while not done.wait(dice.random()):
+            notes = Path(keys[0].notes)
+            lines = notes.read_text().splitlines() if notes.exists() else []
+            process = int(lines[-1].split()[1]) if lines else os.getpid()
+            if process != os.getpid():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+                    killed.add(process)
+
+    threads = [threading.Thread(target=want) for _ in range(3)]
+    killer = threading.Thread(target=kill)
+    for thread in (*threads, killer):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    compile_worker.await_all(lambda left: None)
+    done.set()
+    killer.join()
+
+    failed = compile_worker.failures()
+    assert killed
+    assert all("SIGKILL" in reason for reason in failed.values()), failed
+    assert compiling.unfinished == set()
+    for each in keys:
+        if each.kernel not in failed:
+            assert fetch(each) == each.kernel.encode()
 
 
 # ---- keys as data

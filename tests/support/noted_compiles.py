@@ -27,7 +27,7 @@ class NotedKey:
     kernel: its name, unique in a test.
     notes: the file to which whoever compiles it appends its process.
     act: "", or what happens: "raise", "abort", "exit", "unsaved", "other" (as of another version),
-        or "wait", until a file named like the notes and ".go" is there.
+        "nap", or "wait" until a file named like the notes and ".go" is there.
     """
 
     keeper: ClassVar[str] = f"{__name__}:keep"
