@@ -56,6 +56,8 @@ class NotedKey:
             os.abort()
         if self.act == "exit":
             os._exit(3)
+        if self.act == "nap":
+            time.sleep(0.1)
         while self.act == "wait" and not Path(f"{self.notes}.go").exists():
             time.sleep(0.01)
         return self.kernel.encode()
