@@ -85,7 +85,7 @@ def tile_schedule(
     # ends of the table's rows depend on it, so one table for all resident clusters serves every
     # launch.
     width = launched if config.order == "consecutive" else resident
-    table = tile_order.table(config, grid.rows, grid.columns, width, problem.device).view(-1)
+    table = tile_order.tiles(config, grid.rows, grid.columns, width, problem.device)
     return TileSchedule(grid, launched, workspace, table)
 
 

@@ -83,6 +83,14 @@ def table(
     return kept(device, order, lambda: raster.table(*order))
 
 
+def tiles(
+    config: HopperConfig, rows: int, columns: int, clusters: int, device: torch.device
+) -> torch.Tensor:
+    """Returns the tiles of `table` one step after the other, as int32 (steps · clusters,)."""
+    order = config.order, rows, columns, clusters, config.group_m, config.group_n
+    return kept(device, ("flat", *order), lambda: raster.table(*order).ravel())
+
+
 def kept(device: torch.device, key: Hashable, order: Callable[[], Any]) -> torch.Tensor:
     """Returns the tiles of `order()`, int32, on the GPU, for launches by `when_copied`. They are
     made once per key and never freed, because kernels, and CUDA graphs that hold their address, may

@@ -205,7 +205,7 @@ def at_rows(plan: Plan, sizes: torch.Size, *, by_torch: bool = True) -> Plan:
 
 # ---- the plan cache
 PLAN_LIMIT = 8192  # number of entries of a plan cache; beyond it, the oldest are forgotten
-SIZES_LIMIT = 2048  # the same for the sizes of A that a plan for any number of rows has met
+SIZES_LIMIT = 1024  # the same for the sizes of A that a plan for any number of rows has met
 MOST_ROWS = 1 << 24  # with more a plan serves that number alone: kernels count tiles in 32 bits
 _plans: dict[tuple[Any, ...], Plan] = {}
 # Clear the caches that compare less per call, together with this one.
