@@ -82,16 +82,16 @@ def load(variant: V, build: Callable[[], Any]) -> Callable[..., None]:
             variant.cache_key_fields,
             build=lambda: _alone(build),
             save=_saver(variant),
-            load=lambda path: _load(path, variant.name),
+            load=lambda code: _load(code, variant.name),
             key=key,
         )
         kernel = _loaded.setdefault(variant, kernel)
     return kernel
 
 
-def _load(path: Path, name: str) -> Callable[..., None]:
+def _load(code: bytes, name: str) -> Callable[..., None]:
     with _loading:
-        return exported.load(path, name)
+        return exported.load(code, name)
 
 
 def _alone(build: Callable[[], Any]) -> Any:

@@ -55,7 +55,7 @@ def fetch(
     """The object of this number; by default, `code_of` builds it."""
     if build is None:
         build = functools.partial(code_of, number)
-    return cache.fetch(facts_of(number), build=build, save=save, load=Path.read_bytes)
+    return cache.fetch(facts_of(number), build=build, save=save, load=bytes)
 
 
 def is_kept(number: int) -> bool:
@@ -129,7 +129,7 @@ def test_what_is_no_object_is_built_anew_and_replaced(folder: Path, content: byt
 
 
 def test_an_object_that_cannot_be_loaded_is_built_anew(folder: Path) -> None:
-    def unloadable(path: Path) -> bytes:
+    def unloadable(code: bytes) -> bytes:
         raise RuntimeError("cannot map")
 
     fetch(0)

@@ -64,7 +64,7 @@ UNUSABLE = [name for name in VALUES if name != "relative"]
 
 def fetch() -> str:
     return cache.fetch(
-        {"kernel": 1}, build=lambda: "built", save=lambda *_: None, load=Path.read_text
+        {"kernel": 1}, build=lambda: "built", save=lambda *_: None, load=bytes.decode
     )
 
 

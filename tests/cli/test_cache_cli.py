@@ -53,7 +53,7 @@ def cache_to_copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
             store.add(trial(3, workload=OTHER, gpu=H200, kernel="simt.naive"))
             store.record_best(winner(config="tile_m=128,sms=2"))
         for i in range(2):
-            cache.fetch({"i": i}, build=lambda: "x", save=_save, load=Path.read_text)
+            cache.fetch({"i": i}, build=lambda: "x", save=_save, load=bytes.decode)
     return folder
 
 

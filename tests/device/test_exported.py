@@ -17,23 +17,21 @@ RUNG = "tma_wgmma"
 
 
 @pytest.fixture(scope="module")
-def kernel(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def kernel() -> tuple[bytes, str]:
     """The object of a compiled kernel, and its name."""
     module, posed = load(RUNG), problem()
     module.precompile(posed, module.Config(), 90)
     variant = host._variant(f"hopper.{RUNG}", posed, module.Config())
-    path = tmp_path_factory.mktemp("object") / "kernel.o"
-    path.write_bytes(cache.packed_object(variant.cache_key_fields))
-    return path, variant.name
+    return cache.packed_object(variant.cache_key_fields), variant.name
 
 
 @pytest.fixture
-def by_the_dsl(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The paths of objects that the DSL is asked to load."""
-    asked: list[str] = []
+def by_the_dsl(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The objects that the DSL is asked to load."""
+    asked: list[bytes] = []
 
     def load_module(path: str, *, enable_tvm_ffi: bool) -> Any:
-        asked.append(path)
+        asked.append(Path(path).read_bytes())
         return {name: name for name in ("a kernel", "another")}
 
     monkeypatch.setattr("cutlass.cute.runtime.load_module", load_module)
@@ -41,7 +39,7 @@ def by_the_dsl(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_kernel_runs_from_memory_and_checks_its_arguments(
-    kernel: tuple[Path, str], by_the_dsl: list[str]
+    kernel: tuple[bytes, str], by_the_dsl: list[bytes]
 ) -> None:
     """It reads texts among its data, calls TVM FFI, and returns, all by relocated addresses."""
     run = exported.load(*kernel)
@@ -53,20 +51,20 @@ def test_a_kernel_runs_from_memory_and_checks_its_arguments(
     assert by_the_dsl == []
 
 
-def test_what_executes_cannot_be_written(kernel: tuple[Path, str]) -> None:
-    exported.load(*kernel)
+def test_what_executes_cannot_be_written(kernel: tuple[bytes, str]) -> None:
+    linked = exported._Linked(kernel[0])
     maps = Path("/proc/self/maps").read_text().splitlines()
 
-    assert not [line for line in maps if "rwx" in line.split()[1]]
+    flags = [line.split()[1] for line in maps if line.startswith(f"{linked._base:x}-")]
+    assert flags == ["r-xp"]
 
 
 @pytest.mark.parametrize("what", ["relocation", "machine", "magic", "name"])
 def test_an_object_of_another_kind_is_loaded_by_the_dsl(
-    what: str, kernel: tuple[Path, str], by_the_dsl: list[str], tmp_path: Path
+    what: str, kernel: tuple[bytes, str], by_the_dsl: list[bytes]
 ) -> None:
-    path, name = tmp_path / "other.o", "a kernel"
-    content = bytearray(kernel[0].read_bytes())
-    linked = exported._Linked(bytes(content))
+    content, name = bytearray(kernel[0]), "a kernel"
+    linked = exported._Linked(kernel[0])
     if what == "relocation":
         content[int(linked._of_type(exported._RELA)[0]["offset"]) + 8] = 250
         name = "another"
@@ -74,10 +72,9 @@ def test_an_object_of_another_kind_is_loaded_by_the_dsl(
         content[18] = 183  # aarch64
     elif what == "magic":
         content[0] = 0
-    path.write_bytes(content)
 
-    assert exported.load(path, name) == name
-    assert by_the_dsl == [str(path)]
+    assert exported.load(bytes(content), name) == name
+    assert by_the_dsl == [content]
 
 
 def test_the_dsl_is_that_for_the_same_cuda() -> None:

@@ -63,9 +63,7 @@ class NotedKey:
         return self.kernel.encode()
 
     def fetch(self) -> bytes:
-        return cache.fetch(
-            self.cache_key_fields, build=self.build, save=save, load=Path.read_bytes, key=self
-        )
+        return cache.fetch(self.cache_key_fields, build=self.build, save=save, load=bytes, key=self)
 
 
 def save(code: bytes, path: Path) -> None:

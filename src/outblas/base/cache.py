@@ -12,8 +12,8 @@ Therefore
 2. each file is checked after it was opened, on its own: a folder that is closed to others now may
    have been open earlier;
 3. the facts must be those of the requested kernel, and the code must match its checksum;
-4. the process loads a private copy of the bytes that were checked, never the file itself, which may
-   have been replaced since.
+4. the process loads the bytes that were checked, from memory, never the file itself, which may have
+   been replaced since.
 
 A file that fails any check is never loaded; the kernel is compiled again and replaces it. Where the
 folder is unusable, the disk is full or anything else goes wrong, outblas works without the cache,
@@ -137,14 +137,14 @@ def fetch(
     *,
     build: Callable[[], T],
     save: Callable[[T, Path], None],
-    load: Callable[[Path], T],
+    load: Callable[[bytes], T],
     key: "CompileKey | None" = None,
 ) -> T:
     """Returns the object that `facts` determine: loads it from disk, or builds and saves it.
 
     A pack that has the object comes before the disk. When several processes want one object at the
-    same time, one builds it while the others wait. `save(object, path)` writes `path`; `load(path)`
-    reads a temporary copy, which is deleted afterwards. A file that is damaged or cannot be trusted
+    same time, one builds it while the others wait. `save(object, path)` writes `path`; `load(code)`
+    takes what was written. A file that is damaged or cannot be trusted
     is built again. Raises CompileForbidden where it would be built, but OUTBLAS_COMPILE forbids it,
     and where calls do not wait for it (`compiling.defers`): the worker compiles what `key`
     identifies. Where the disk cannot keep it, they wait.
@@ -218,14 +218,13 @@ def _path(facts: Facts) -> Path:
     return objects_folder() / f"{digest(facts)}.o"
 
 
-def _from_pack(facts: Facts, load: Callable[[Path], T]) -> T | None:
+def _from_pack(facts: Facts, load: Callable[[bytes], T]) -> T | None:
     """Returns an object from a pack, or None where no pack has it, or it cannot be loaded here."""
     code = pack.packed_code(facts)
     if code is None:
         return None
     try:
-        with _copied(code) as copy:
-            return load(copy)
+        return load(code)
     except Exception as error:
         pack.warn_once(f"a pack's kernel cannot be loaded here: {facts.get('kernel')}: {error}")
         return None
@@ -238,7 +237,7 @@ def packed_object(facts: Facts) -> bytes:
     return _verified(_path(facts), facts)
 
 
-def _loaded(path: Path, facts: Facts, load: Callable[[Path], T]) -> T | None:
+def _loaded(path: Path, facts: Facts, load: Callable[[bytes], T]) -> T | None:
     """Returns the object at `path`, or None where it is absent, damaged, not to be trusted, or
     cannot be loaded here.
     """
@@ -246,8 +245,7 @@ def _loaded(path: Path, facts: Facts, load: Callable[[Path], T]) -> T | None:
     if code is None:
         return None
     try:
-        with _copied(code, path.parent) as copy:
-            return load(copy)
+        return load(code)
     except Exception as error:
         _warn_once(f"{shown(path)}: {error}")
         return None
@@ -285,28 +283,6 @@ def _verified(path: Path, facts: Facts | None = None) -> bytes:
     if checksum != hashlib.sha256(code).hexdigest():
         raise Damaged(f"{shown(path)} is not what its checksum says")
     return code
-
-
-@contextlib.contextmanager
-def _copied(code: bytes, folder: Path | None = None) -> Iterator[Path]:
-    """Yields the path of a file with this content that no other process can reach by name. Where
-    the system has no such files, yields a temporary file in `folder`, by default the system's
-    folder of temporary files.
-    """
-    with contextlib.ExitStack() as stack:
-        try:
-            file = stack.enter_context(open(os.memfd_create("outblas"), "wb"))
-            path = Path(f"/proc/self/fd/{file.fileno()}")
-        except (OSError, AttributeError):  # missing, or not permitted
-            path = None
-        # /proc may be missing, or unreadable after a change of user.
-        if path is None or not os.path.exists(path):
-            scratch = tempfile.TemporaryDirectory(dir=folder, prefix=_SCRATCH)
-            path = Path(stack.enter_context(scratch)) / "code"
-            file = stack.enter_context(open(path, "wb"))
-        file.write(code)
-        file.flush()
-        yield path
 
 
 def _write(path: Path, facts: Facts, save: Callable[[Path], None]) -> None:

@@ -13,6 +13,7 @@ import ctypes
 import functools
 import importlib.util
 import mmap
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,16 +59,19 @@ class _Foreign(Exception):
     """An object has what this loader does not know."""
 
 
-def load(path: Path, name: str) -> Callable[..., None]:
-    """Returns the function of this name of the object file at `path`. Raises whatever the loader of
-    the DSL does where the file is no such object.
+def load(code: bytes, name: str) -> Callable[..., None]:
+    """Returns the function of this name of an object file. Raises whatever the loader of the DSL
+    does where the code is no such object.
     """
     try:
-        return _function(path.read_bytes(), name)
+        return _function(code, name)
     except _Foreign:
         from cutlass.cute.runtime import load_module
 
-        function: Callable[..., None] = load_module(str(path), enable_tvm_ffi=True)[name]
+        with tempfile.NamedTemporaryFile(prefix="outblas-") as file:  # of this user alone
+            file.write(code)
+            file.flush()
+            function: Callable[..., None] = load_module(file.name, enable_tvm_ffi=True)[name]
         return function
 
 

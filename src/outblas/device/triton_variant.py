@@ -112,7 +112,7 @@ class TritonVariant:
             self.cache_key_fields,
             build=self.compile,
             save=self._save,
-            load=lambda path: load(path.read_bytes()),
+            load=load,
             key=self,
         )
 
