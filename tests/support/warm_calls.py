@@ -73,8 +73,10 @@ def stand_in_launcher(problem: Problem, *_: object, no_product: bool) -> Launch:
     ) -> None:
         x = alpha * (a.unsqueeze(-1) * b.unsqueeze(-3)).sum(-2)
         x = x if c is None else x + beta * c
-        bias, residual, _ = epilogue or (None, None, None)
+        bias, residual, aux = epilogue or (None, None, None)
         x = x if bias is None else x + bias
+        if aux is not None:
+            aux.copy_(x)
         out.copy_(apply(x, problem.epilogue.activation, residual))
 
     return launch

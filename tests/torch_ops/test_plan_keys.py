@@ -364,7 +364,7 @@ class RowsPlan:
     def __init__(self, number: int) -> None:
         self.number = number
 
-    def at(self, sizes: torch.Size, by_torch: bool) -> Callable[..., Any]:
+    def at(self, sizes: Sequence[int], by_torch: bool = True) -> Callable[..., Any]:
         return lambda *_: (self.number, sizes)
 
 
@@ -373,8 +373,10 @@ def take_plan(entry_of: Callable[..., warm.WarmPlan | None], ran: list[Any], **f
     with state(F32, *fields.pop("left")):
         entry = entry_of(**fields)
         assert entry is not None
-        if entry.plan is None:
-            assert entry.keep(RowsPlan(next(NUMBERS)), any_rows=True)
+        if entry.call is not None:
+            any_rows = entry.call[0][0] == warm.Kind.SCALED_MM
+            plan = RowsPlan(next(NUMBERS))
+            assert entry.keep(plan if any_rows else plan.at(()), any_rows=any_rows)
     ran[:] = [entry.plan()]
 
 

@@ -13,8 +13,9 @@ tensor of the kind where it begins in 16 bytes, or None. Plans that serve any nu
 this key, others have the number of A's elements beside it.
 """
 
+import itertools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
@@ -25,13 +26,14 @@ from outblas.base import forks
 from outblas.base.compat.torch_private import any_autocast as _any_autocast
 from outblas.base.compat.torch_private import dispatch_mode_count as _dispatch_modes
 from outblas.base.compat.torch_private import forward_levels as _forward_levels
+from outblas.base.compat.torch_private import fp32_precision as _precision
 from outblas.base.compat.torch_private import get_sm_carveout as _sm_carveout
 from outblas.base.compat.torch_private import has_override as _has_override
 from outblas.base.compat.torch_private import profiled as _profiled
 from outblas.base.compat.torch_private import tensor_guard, tracing_state, transform_level
 from outblas.call import dispatch
 from outblas.call.sm_carveout import call_limit as _limit
-from outblas.call.tensor_memory import LINE
+from outblas.call.tensor_memory import LINE, packed_strides
 from outblas.call.tensor_memory import read_address as _address
 
 Tensor = torch.Tensor
@@ -44,10 +46,7 @@ Key = tuple[Any, ...]
 
 class Kind(IntEnum):
     """The function that a call came through, as in `call_key.h`. Calls of different functions have
-    plans of their own, since their operands lie differently.
-
-    The others of a GEMM are out, C, bias, residual, aux, and the scales of A and of B. The others
-    of a grouped one are offs and the fields of `GroupedTensors`.
+    plans of their own, since their operands lie differently. `_OTHERS` has the order of others.
     """
 
     MATMUL = 0
@@ -59,7 +58,7 @@ class Kind(IntEnum):
     MM = 5
     BMM = 6
     ADDMM = 7
-    ATEN = 8  # other operators; the name is an option
+    ATEN = 8  # the operator's name is an option; in C++ it is one of the three above
 
 
 # What types have that override nothing.
@@ -71,7 +70,13 @@ _FROM_DISPATCHER = int(Kind.GROUPED_OPERATOR)
 # begin in 16 bytes.
 _MASKS = tuple(15 if "GROUPED" in kind.name else LINE - 1 for kind in Kind)
 _MOST_PER_PLACE = 16
-_BIAS, _SCALE_A, _SCALE_B = 2, 5, 6  # their places among the others of a GEMM
+# The others of calls whose plans may serve any number of rows. Those of grouped calls are offs and
+# the fields of `GroupedTensors`, those of aten's operators are in the order of `aten_calls`.
+_OTHERS = {
+    Kind.MATMUL: ("c", "out", "bias", "residual", "aux"),
+    Kind.LINEAR: ("bias", "residual", "out"),
+    Kind.SCALED_MM: ("scale_a", "scale_b", "bias", "residual"),
+}
 
 
 # Reading slots is faster than reading a NamedTuple's fields; `eq` and `repr` would cost import
@@ -85,7 +90,7 @@ class WarmPlan:
     matches: whether tensors equal those of the call in type, sizes, strides, dtype, device,
         requires_grad and dispatch keys, but for the number of rows where the plan serves any.
     details: what else the caller has to know of calls like this one.
-    least: the least number of A's elements. columns: the last size of A as the plan takes it.
+    columns: the last size of A as the plan takes it.
     gradients: whether gradients are on; None where no tensor requires them, or autograd has had its
         part. tf32: whether fp32 products use tf32; None for other operands. depends: whether either
         is to be compared.
@@ -97,7 +102,6 @@ class WarmPlan:
     matches: Callable[..., bool] = bool
     plan: Any = None
     details: Any = None
-    least: int = 0
     columns: int = 0
     gradients: bool | None = None
     tf32: bool | None = None
@@ -125,16 +129,14 @@ class WarmPlan:
         if key[0] < _FROM_DISPATCHER and any(t.requires_grad for t in tensors):
             self.gradients = _gradients_enabled()
         if a.dtype is torch.float32:
-            self.tf32 = _tf32_requested()
+            self.tf32 = dispatch.tf32_requested()
         self.depends = self.gradients is not None or self.tf32 is not None
         self.plan, self.details, self.call = plan, details, None
         if any_rows:
             self.columns = columns or a.shape[-1]
             self.plan = _part(plan, a, self.columns)
-            # Strides of a single row are free, and a plan may rely on them.
-            least = 2 * a.shape[-1]
-            if count >= least > 0 and (guard := _guard_of_any_rows(others, tensors)):
-                _insert(key, None, replace(self, matches=guard, plan=plan, least=least))
+            if guard := _guard_of_any_rows(_OTHERS[key[0]], others, tensors):
+                _insert(key, None, replace(self, matches=guard, plan=plan))
         _insert(key, count, self)
         return True
 
@@ -151,7 +153,7 @@ class WarmPlan:
 _table: dict[Key, dict[int | None, tuple[WarmPlan, ...]]] = {}
 _clock: deque[tuple[Key, int | None]] = deque()  # all places of the table; the hand is at the left
 _lock = forks.Lock()
-_gradients_enabled, _tf32_requested = torch.is_grad_enabled, dispatch.tf32_requested
+_gradients_enabled = torch.is_grad_enabled
 
 
 def _insert(key: Key, place: int | None, entry: WarmPlan) -> None:
@@ -247,8 +249,8 @@ def find(kind: int, options: Any, a: Tensor, b: Tensor, others: Others = ()) -> 
         count = a.numel()
         left = (_limit.ever and _limit.count()) or _sm_carveout()
         mask = _MASKS[kind]
-        places = _address(a) & mask, _address(b) & mask
-        key: Key = (kind, options, left, places, b.numel(), b is a)
+        place_a, place_b = _address(a) & mask, _address(b) & mask
+        key: Key = (kind, options, left, place_a, place_b, b.numel(), b is a)
         for t in others:
             if t is None:
                 key += (None,)
@@ -263,22 +265,30 @@ def find(kind: int, options: Any, a: Tensor, b: Tensor, others: Others = ()) -> 
         return None
     bucket = _table.get(key)
     if bucket is not None:
-        for place in (count, None):
-            for entry in bucket.get(place, ()):
-                if (
-                    count >= entry.least
-                    and entry.matches(*tensors)
+        for entry in bucket.get(count, ()):
+            if entry.matches(*tensors) and (
+                not entry.depends
+                or (  # as in `_is_state_of`, whose call would cost as much
+                    ((on := entry.gradients) is None or on is _gradients_enabled())
                     and (
-                        not entry.depends
-                        or (
-                            ((on := entry.gradients) is None or on is _gradients_enabled())
-                            and ((on := entry.tf32) is None or on is _tf32_requested())
-                        )
+                        (on := entry.tf32) is None or on is (_precision("cuda", "matmul") == "tf32")
                     )
-                ):
-                    entry.used = True
-                    return entry if place is not None else _at(entry, key, count, tensors)
+                )
+            ):
+                entry.used = True
+                return entry
+        if None in bucket:
+            for entry in bucket[None]:
+                if entry.matches(*tensors) and (not entry.depends or _is_state_of(entry)):
+                    return _at(entry, key, count, tensors)
     return WarmPlan((key, count, others, tensors))
+
+
+def _is_state_of(entry: WarmPlan) -> bool:
+    gradients, tf32 = entry.gradients, entry.tf32
+    return (gradients is None or gradients is _gradients_enabled()) and (
+        tf32 is None or tf32 is (_precision("cuda", "matmul") == "tf32")
+    )
 
 
 def _part(plan: Any, a: Tensor, columns: int) -> Any:
@@ -293,51 +303,58 @@ def _at(entry: WarmPlan, key: Key, count: int, tensors: tuple[Tensor, ...]) -> W
     plan = _part(entry.plan, tensors[0], entry.columns)
     guard = tensor_guard(tensors)
     assert guard is not None, "there was one for other rows"
-    exact = replace(entry, matches=guard, plan=plan, least=0, offered=-1)
+    exact = replace(entry, matches=guard, plan=plan, offered=-1)
     _insert(key, count, exact)
     return exact
 
 
-def _guard_of_any_rows(others: Others, tensors: tuple[Tensor, ...]) -> Callable[..., bool] | None:
-    """Returns a guard of a GEMM that leaves the number of rows open. Returns None where there is
-    none: a tensor depends on the rows in another way, or is A or B as well.
+def _guard_of_any_rows(
+    names: Sequence[str], others: Others, tensors: tuple[Tensor, ...]
+) -> Callable[..., bool] | None:
+    """Returns a guard of a GEMM that leaves the number of rows open, from 2 on: the strides of a
+    single row are free. Returns None where there is none: a tensor depends on the rows in another
+    way, or is there twice. `names`: those of others.
     """
-    a, b = tensors[0], tensors[-1 if len(tensors) == 1 else 1]
-    lead, with_rows = a.shape[:-1], {id(a)}
-    if b is a:
-        return None
-    for place, t in enumerate(others):
-        if t is a or t is b:
-            return None
-        if t is None or place == _SCALE_B:
+    lead, with_rows = tensors[0].shape[:-1], {id(tensors[0])}
+    for name, t in zip(names, others, strict=False):
+        if t is None or name == "scale_b":
             continue
-        if t.shape[:-1] == lead and place != _BIAS:
+        if t.shape[:-1] == lead and name != "bias":
             with_rows.add(id(t))
-        elif t.numel() > 1 and (place == _SCALE_A or t.shape[:-1].numel() > 1):
+        elif t.numel() > 1 and (name == "scale_a" or t.shape[:-1].numel() > 1):
             return None
     free = [id(t) in with_rows for t in tensors]
-    places = [i for i, is_free in enumerate(free) if is_free]
-    if a.dim() > 2 and not all(tensors[i].is_contiguous() for i in places):
-        return None
-    sizes, strides = [], []
-    for t, is_free in zip(tensors, free, strict=True):
-        open_sizes, open_strides = (t.dim() - 1, t.dim() - 2) if is_free else (0, 0)
-        sizes.append([*[None] * open_sizes, *t.shape[open_sizes:]])
-        strides.append([*[None] * open_strides, *t.stride()[open_strides:]])
+    sizes = [[*[None] * n, *t.shape[n:]] for t, n in _open(tensors, free, 1)]
+    strides = [[*[None] * n, *t.stride()[n:]] for t, n in _open(tensors, free, 2)]
     check = tensor_guard(tensors, sizes, strides)
-    if check is None or (a.dim() == 2 and len(places) == 1):
-        return check
+    if check is None or len(tensors) < 2 + sum(t is not None for t in others):
+        return None
 
-    def matches(*given: Tensor) -> bool:
-        if not check(*given):
-            return False
-        lead = given[0].shape[:-1]
-        return all(
-            given[i].shape[:-1] == lead and (len(lead) == 1 or given[i].is_contiguous())
-            for i in places
+    def matches(*call: Tensor) -> bool:
+        lead = call[0].shape[:-1]
+        return (
+            check(*call)
+            and lead.numel() > 1
+            and all(t.shape[:-1] == lead for t in itertools.compress(call, free))
+            and (
+                len(lead) == 1
+                or all(
+                    t.stride() == packed_strides(t.shape) for t in itertools.compress(call, free)
+                )
+            )
         )
 
-    return matches
+    return matches if matches(*tensors) else None
+
+
+def _open(
+    tensors: Sequence[Tensor], free: Sequence[bool], compared: int
+) -> Iterator[tuple[Tensor, int]]:
+    """Yields tensors and how many of their first dimensions a guard leaves open: all but so many of
+    those with free rows.
+    """
+    for t, is_free in zip(tensors, free, strict=True):
+        yield t, t.dim() - compared if is_free else 0
 
 
 def clear() -> None:

@@ -29,7 +29,8 @@ from outblas.torch_ops.call import is_plain_scalar
 Tensor = torch.Tensor
 
 OURS = "outblas"  # what `Enabled.decisions` says of a product that a kernel of outblas computes
-_KINDS = {"mm": int(Kind.MM), "bmm": int(Kind.BMM), "addmm": int(Kind.ADDMM)}
+_NATIVE = {"mm": Kind.MM, "bmm": Kind.BMM, "addmm": Kind.ADDMM}
+_is_native = native.is_used()
 _ATEN = int(Kind.ATEN)
 _find = warm.find
 
@@ -148,16 +149,16 @@ def attempt(
         return None
     invariant = enabled.rules.batch_invariant or (_invariance.ever and _invariance.requested())
     others: Others = ()
-    factors = None
+    addend: Any = None
     if c is not None:
-        factors, others = (alpha == 1, alpha == 0, beta == 0), (out, c)
+        others = (c,) if out is None else (c, out)
+        addend = alpha == 1, alpha == 0, beta == 0
     elif extra is not None:
-        others = out, None, None, extra.residual
+        others, addend = (extra.residual, out), "residual"
     elif out is not None:
         others = (out,)
-    options = operator, enabled.generation, invariant, out_dtype, factors
-    kind = _KINDS.get(operator, _ATEN)
-    entry = _find(kind, options, a, b, others)
+    options = operator, enabled.generation, invariant, out_dtype, addend
+    entry = _find(_ATEN, options, a, b, others)
     if entry is None:
         _left_to_torch("an operand has no address")
         return None
@@ -166,12 +167,12 @@ def attempt(
         rules = enabled.rules
         call = Call(a, b, c, out, out_dtype, alpha, beta, rules.kernel, "", "", invariant, extra)
         plan = _decide(enabled, entry, partial(choose, rules, operator, call))
-    if entry.offered != native.generation and not isinstance(plan, str):
+    if _is_native and entry.offered != native.generation and not isinstance(plan, str):
         entry.offered = native.generation
         is_bare = extra is None and out_dtype is None and (out is None or out is not c)
-        if kind != _ATEN and is_bare:
+        if operator in _NATIVE and is_bare:
             native.remember(
-                Kind(kind),
+                _NATIVE[operator],
                 (a, b, c, None, None, out),
                 plan,
                 batch_invariant=invariant,
@@ -201,7 +202,7 @@ def attempt_scaled(call: Scaled) -> Tensor | None:
     if _invariance.ever and _invariance.requested():
         raise invariance.unsupported(NOT_INVARIANT)
     a, b, scale_a, scale_b, bias, scale_result, out_dtype, use_fast_accum, out = call
-    others = out, None, bias, None, None, scale_a, scale_b
+    others = scale_a, scale_b, bias, out
     options = SCALED, enabled.generation, scale_result is None, out_dtype, use_fast_accum
     entry = _find(_ATEN, options, a, b, others)
     if entry is None:  # an operand without an address

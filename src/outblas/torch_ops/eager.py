@@ -78,11 +78,13 @@ def run(
     others: warm.Others = ()
     options: tuple[Any, ...] = batch_invariant, choice
     if c is not None or extra is not None:
-        others = (out, c) if extra is None else (out, c, *extra[1:])
+        others = (c,) if out is None else (c, out)
+        if extra is not None:
+            others = c, out, *extra[1:]
         factors = alpha == 1, alpha == 0, beta == 0
         options = batch_invariant, choice, extra and extra[0], factors
     elif out is not None:
-        others = (out,)
+        others = None, out
     entry = _find(_MATMUL, options, a, b, others)
     if entry is None or entry.plan is None:
         call = a, b, c, out, alpha, beta, batch_invariant, extra, choice

@@ -147,5 +147,4 @@ def remember(operands: Operands, options: Options, *calls: Call) -> None:
 
 def _entry(operands: Operands, options: Options) -> warm.WarmPlan | None:
     a, b, scale_a, scale_b, bias, residual = operands
-    others = None, None, bias, residual, None, scale_a, scale_b
-    return _find(_SCALED_MM, options, a, b, others)
+    return _find(_SCALED_MM, options, a, b, (scale_a, scale_b, bias, residual))

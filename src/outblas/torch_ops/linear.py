@@ -79,10 +79,10 @@ def run(
     elif batch_invariant is not True and batch_invariant is not False:
         return None
     others: warm.Others = ()
-    if residual is not None:
-        others = out, None, bias, residual
-    elif bias is not None or out is not None:
-        others = out, None, bias
+    if residual is not None or out is not None:
+        others = bias, residual, out
+    elif bias is not None:
+        others = (bias,)
     options = batch_invariant, choice, activation, _readiness.ever and _readiness.requested()
     entry = _find(_LINEAR, options, x, weight, others)
     if entry is None or entry.plan is None:
