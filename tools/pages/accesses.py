@@ -8,25 +8,19 @@ that lanes request divided by bytes of the transactions.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
 
 from outblas.base import configs, registry
 from outblas.base.shapes import to_text
 from outblas.call.artifact import example
 from outblas.call.problem import Problem
-from outblas.device.access import Shared, k_block_reads
-from outblas.device.gluon import registers
-from outblas.device.triton_variant import TritonVariant
+from outblas.device.access import Shared
 from outblas.kernels import simt_access
 from outblas.kernels.simt_config import SimtConfig
-from outblas.kernels.simt_maps import maps
 from tools.pages.results import Profile, Results
 from tools.pages.tables import NONE, devices, table
 
@@ -41,7 +35,6 @@ CONFLICT_COLUMNS = (
     "at",
     "shared",
     "an instruction: ideal+excess",
-    "gl.bank_conflicts",
     "wavefronts, M: ours / ncu",
     "excess, M: ours / ncu",
 )
@@ -57,8 +50,6 @@ COALESCING_COLUMNS = (
 )
 CONFLICTS_NOTE = (
     "an instruction of a warp takes its ideal wavefronts and an excess that bank conflicts add; "
-    "gl.bank_conflicts: "
-    "further passes for each ideal one, which it cannot count where rows are padded; "
     f"within {WITHIN:.0%} of our wavefronts: the difference of ncu's excess and ours"
 )
 COALESCING_NOTE = (
@@ -104,15 +95,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Conflicts:
-    """The loads, or the stores, of shared memory: of a warp and k tile by operand, what
-    `gl.bank_conflicts` counts of these (None: it cannot), and of a launch as predicted and as ncu
-    counted.
+    """The loads, or the stores, of shared memory: of a warp and k tile by operand, and of a launch
+    as predicted and as ncu counted.
     """
 
     case: Case
     operation: str
     of_warp: dict[str, Shared]
-    triton: dict[str, int] | None
     predicted: Shared
     measured: Shared
 
@@ -128,16 +117,10 @@ class Conflicts:
             f"{operand} {of.ideal / of.instructions:g}+{of.excess / of.instructions:g}"
             for operand, of in self.of_warp.items()
         )
-        passes = "cannot count"
-        if self.triton is not None:
-            passes = ", ".join(f"{operand} {count}" for operand, count in self.triton.items())
-            if any(of.excess != self.triton[x] * of.ideal for x, of in self.of_warp.items()):
-                passes += ": disagrees"
         return (
             *self.case.cells(),
             f"{self.operation}s",
             one,
-            passes,
             self.beside(lambda of: _mega(of.wavefronts)),
             self.beside(lambda of: _mega(of.excess)),
         )
@@ -169,15 +152,12 @@ def conflicts(profiles: Sequence[Profile]) -> Iterator[Conflicts]:
     """Two rows for each profiled config that stages its operands."""
     for case in _cases(profiles):
         accesses = simt_access.in_shared(case.config, case.problem)
-        passes = _bank_conflicts(case)
         for operation in OPERATIONS if accesses else ():
-            names = {operand: f"{operand} {operation}" for operand in "AB"}
-            of_warp = {operand: accesses[name] for operand, name in names.items()}
-            triton = {x: passes[name] for x, name in names.items()} if passes else None
+            of_warp = {operand: accesses[f"{operand} {operation}"] for operand in "AB"}
             row = case.counted("shared", operation)
             measured = Shared(row["requests"], row["wavefronts"], row["ideal"])
             predicted = _launch(case, operation, of_warp.values())
-            yield Conflicts(case, operation, of_warp, triton, predicted, measured)
+            yield Conflicts(case, operation, of_warp, predicted, measured)
 
 
 def coalescing_table(results: Results, _: str) -> str:
@@ -237,51 +217,6 @@ def _launch(case: Case, operation: str, of_warp: Iterable[Shared]) -> Shared:
     return Shared(
         *(round(times * count) for count in (total.instructions, total.wavefronts, total.ideal))
     )
-
-
-def _bank_conflicts(case: Case) -> dict[str, int] | None:
-    """Gluon's counts for the same maps to plain rows in shared memory, by access as in
-    `simt_access.in_shared`; None where rows are padded.
-    """
-    c = case.config
-    if c.pad:
-        return None
-    layouts = maps(c, case.problem)
-    # terms × rows, terms × columns
-    read, columns = (k_block_reads(layouts.outputs, c.block_k, axis) for axis in (0, 1))
-    of = {
-        "A store": layouts.a.transposed(),
-        "B store": layouts.b,
-        "A load": read,
-        "B load": columns,
-    }
-    if not c.transpose_a:
-        of |= {"A store": layouts.a, "A load": read.transposed()}
-    return {name: _further_passes(registers(at), at.shape, c.num_warps) for name, at in of.items()}
-
-
-def _further_passes(layout: Any, shape: tuple[int, ...], warps: int) -> int:
-    """Gluon's count for a tile of float32 between registers and plain rows in shared memory."""
-    constants = layout, shape
-    variant = TritonVariant(
-        __name__,
-        _conflicts_kernel.__name__,
-        (("out", "*i32"), *((name, "constexpr") for name in _conflicts_kernel.arg_names[1:])),
-        tuple(((i,), value) for i, value in enumerate(constants, 1)),
-        (),
-        (("enable_fp_fusion", True), ("num_warps", warps)),
-        80,
-    )
-    return int(re.findall(r"arith\.constant (\d+) : i32", variant.compile().asm["ttgir"])[0])
-
-
-@gluon.jit  # type: ignore[untyped-decorator]
-def _conflicts_kernel(out, REGISTERS: gl.constexpr, SHAPE: gl.constexpr):  # type: ignore
-    ROWS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    tile = gl.full(SHAPE, 0, gl.float32, REGISTERS)
-    shared = gl.allocate_shared_memory(gl.float32, SHAPE, ROWS)
-    conflicts: gl.constexpr = gl.bank_conflicts(tile.type, shared.type)
-    gl.store(out, conflicts)
 
 
 def _mega(value: int) -> str:
