@@ -22,6 +22,7 @@ from outblas.base.processes import START_SECONDS, RemoteError, WorkerDied, Worke
 from outblas.call import fallback
 
 T = TypeVar("T")
+Raced = tuple[list[float], list[list[float]]]  # µs per call of cuBLAS and of each entry, by round
 
 TRIAL_SECONDS = 20.0  # to load, check and time a config, not counting its calls
 TURNS = 200.0  # calls as long as cuBLAS's in a trial; a config may be ten times as slow
@@ -41,17 +42,11 @@ class Bench(Protocol):
     """
 
     @property
-    def restarts(self) -> int: ...
-    @property
     def unlocked(self) -> str: ...
     def describe(self) -> Gpu: ...
     def open(self, workload: Workload) -> float: ...
     def screen(self, workload: Workload, entry: Entry, best_us: float | None) -> Screened: ...
-    def enter(self, workload: Workload, entry: Entry) -> Screened: ...
-    def race(
-        self, entries: Sequence[Entry], rounds: int
-    ) -> tuple[list[float], list[list[float]]]: ...
-    def forget(self, entries: Sequence[Entry]) -> None: ...
+    def race(self, workload: Workload, entries: Sequence[Entry], rounds: int) -> Raced: ...
 
 
 class MeasureWorker:
@@ -59,8 +54,7 @@ class MeasureWorker:
     interpreter.
 
     Only one thread may use it. While it measures it holds a lock on the GPU, so that two sweeps
-    take turns; if it measured without the lock, `unlocked` says why. `restarts` counts the workers
-    that have ended.
+    take turns; if it measured without the lock, `unlocked` says why.
 
     A WorkerDied with status "killed" says nothing about the config: something else ended the
     worker, as Linux does when memory runs out, or no worker could be started. Other values are
@@ -70,7 +64,6 @@ class MeasureWorker:
     def __init__(self, visible: str, *, trial_seconds: float = TRIAL_SECONDS) -> None:
         self.visible = visible
         self.on_gpu = visible != "cpu"
-        self.restarts = 0
         self.unlocked = ""
         self.cublas_us = 0.0
         self._trial_seconds = trial_seconds
@@ -109,34 +102,44 @@ class MeasureWorker:
         """Checks and times a config. Raises WorkerDied when the worker hung or died; the next call
         has a fresh one.
         """
-        return self._ask(workload, worker.screen, entry, best_us)
+        result = self._ask(workload, [entry], 0.0, worker.screen, entry, best_us)
+        if result.lost:
+            self.stop()
+        return result
 
-    def enter(self, workload: Workload, entry: Entry) -> Screened:
-        """Makes a config ready for `race`. Raises WorkerDied like `screen`."""
-        return self._ask(workload, worker.enter, entry)
+    def race(self, workload: Workload, entries: Sequence[Entry], rounds: int) -> Raced:
+        """Returns the µs per call of cuBLAS and of each entry, by round. Raises WorkerDied like
+        `screen`, for a config that raises as well.
+        """
+        seconds = len(entries) * self._limit() + rounds * (len(entries) + 1)
+        return self._ask(workload, entries, seconds, worker.race, list(entries), rounds)
 
     def _ask(
-        self, workload: Workload, function: Callable[..., Screened], entry: Entry, *arguments: Any
-    ) -> Screened:
+        self,
+        workload: Workload,
+        entries: Sequence[Entry],
+        seconds: float,
+        function: Callable[..., T],
+        *arguments: Any,
+    ) -> T:
+        """Calls a function of the worker with these entries, in one that has the operands. It may
+        take so many seconds beyond the limit of a trial.
+        """
         for _ in range(STARTS):
             try:
-                self._load(entry[0])
+                for target in dict.fromkeys(target for target, _ in entries):
+                    self._load(target)
                 self.open(workload)
             except WorkerDied as death:  # the worker died before it touched the config
                 raise WorkerDied("killed", f"the worker could not be made ready: {death}") from None
             try:
                 with self._locked():
-                    result = self._call(self._limit(), function, entry, *arguments)
+                    return self._call(seconds + self._limit(), function, *arguments)
             except RemoteError as error:
-                if error.name != _NOT_OPEN:  # `worker` counts all others as the config's result
-                    raise self._distrust(error) from None
-                # The worker that had the operands died while idle.
-                self.restarts += self._open is not None
-                self._open = None
-                continue
-            if result.lost:
-                self.stop()
-            return result
+                if error.name != _NOT_OPEN:  # a config raised where it may not
+                    self.stop()
+                    raise WorkerDied("crash", str(error)[:1000]) from None
+                self._open = None  # the worker that had the operands died while idle
         raise WorkerDied("killed", "the worker process died repeatedly")
 
     def _load(self, target: TuneTarget) -> None:
@@ -159,28 +162,6 @@ class MeasureWorker:
             raise WorkerDied("killed", reason) from None
         self._loaded.add(target)
 
-    def race(self, entries: Sequence[Entry], rounds: int) -> tuple[list[float], list[list[float]]]:
-        """Returns the µs per call of cuBLAS and of each entry, by round. Raises WorkerDied."""
-        seconds = self._limit() + rounds * (len(entries) + 1)
-        try:
-            with self._locked():
-                return self._call(seconds, worker.race, list(entries), rounds)
-        except RemoteError as error:
-            raise self._distrust(error) from None
-
-    def forget(self, entries: Sequence[Entry]) -> None:
-        """Frees what was kept for configs that are out of the race. Raises WorkerDied."""
-        try:
-            if self._process is not None and self._open is not None:
-                self._call(START_SECONDS, worker.forget, list(entries))
-        except RemoteError as error:
-            raise self._distrust(error) from None
-
-    def _distrust(self, error: RemoteError) -> WorkerDied:
-        """Ends a worker in which a config raised where nothing may raise."""
-        self.stop()
-        return WorkerDied("crash", str(error)[:1000])
-
     def cancel(self) -> None:
         """Ends the worker from another thread: waiting and later calls raise Cancelled."""
         self._cancelled = True
@@ -194,7 +175,6 @@ class MeasureWorker:
             process, self._process = self._process, None
         if process is not None:
             process.close()
-            self.restarts += 1
         self._open = None
 
     def __enter__(self) -> MeasureWorker:

@@ -127,10 +127,14 @@ class _WorkloadTimer:
         module = target.load()
         return self.product.prepare(module, from_text(module.Config, text))
 
+    def batch(self, entry: Entry) -> tuple[turn.Call, turn.Batch]:
+        call = self.prepare(entry)
+        return self._turn(call, self._rough(call))
+
     def screen(self, entry: Entry, best_us: float | None) -> Screened:
         call = self.prepare(entry)
         us = self._rough(call)
-        self.calls[entry] = self._turn(call, us)
+        self.calls = {entry: self._turn(call, us)}
         rounds = 1 if best_us is not None and us > ONE_ROUND_BEYOND * best_us else SCREEN_ROUNDS
         times, clocks = self.rounds([entry], rounds, SCREEN_IDLE)
         config_us, base_us = times[entry], times[None]
@@ -144,12 +148,6 @@ class _WorkloadTimer:
             ratio_high=max(ratios),
             clock_mhz=mhz,
         )
-
-    def enter(self, entry: Entry) -> Screened:
-        if entry not in self.calls:
-            call = self.prepare(entry)
-            self.calls[entry] = self._turn(call, self._rough(call))
-        return Screened("ok")
 
     def rounds(
         self, entries: Sequence[Entry], count: int, idle: float
@@ -206,24 +204,15 @@ def screen(entry: Entry, best_us: float | None) -> Screened:
     return _guarded(lambda bench: bench.screen(entry, best_us))
 
 
-def enter(entry: Entry) -> Screened:
-    """Makes a config ready for `race`, and checks it again; returns no figures."""
-    return _guarded(lambda bench: bench.enter(entry))
-
-
 def race(entries: Sequence[Entry], rounds: int) -> tuple[list[float], list[list[float]]]:
     """Returns the µs per call of cuBLAS and of each entry, by round; all take turns under the burst
-    protocol.
+    protocol. Entries that this process has not checked yet are checked first, and what it has of
+    others is freed, because graphs hold memory. Raises whatever a config raises.
     """
-    times, _ = _opened().rounds(entries, rounds, burst.IDLE_SECONDS)
+    bench = _opened()
+    bench.calls = {entry: bench.calls.get(entry) or bench.batch(entry) for entry in entries}
+    times, _ = bench.rounds(entries, rounds, burst.IDLE_SECONDS)
     return times[None], [times[entry] for entry in entries]
-
-
-def forget(entries: Sequence[Entry]) -> None:
-    """Frees what was kept for configs that are out of the race, because graphs hold memory."""
-    if _bench is not None:
-        for entry in entries:
-            _bench.calls.pop(entry, None)
 
 
 class NotOpen(Exception):

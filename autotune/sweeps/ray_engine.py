@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from outblas.autotune.measure.compile_pool import Compiled, Compilers
-from outblas.autotune.measure.isolated import Cancelled, MeasureWorker
+from outblas.autotune.measure.isolated import Cancelled, MeasureWorker, Raced
 from outblas.autotune.measure.progress import Report
 from outblas.autotune.measure.worker import Entry, Screened
 from outblas.autotune.search.target import TuneTarget
@@ -132,7 +132,7 @@ class Actor:
         """Returns the host and the GPU, and the number of processes that compile."""
         return self._label, self._compilers.workers if self._compilers else 0
 
-    def measure(self, method: str, *arguments: Any) -> tuple[Any, int, str]:
+    def measure(self, method: str, *arguments: Any) -> tuple[Any, str]:
         """Returns what a method of the worker returns, or its WorkerDied, and the state that the
         driver needs.
         """
@@ -140,7 +140,7 @@ class Actor:
             result = getattr(self._bench, method)(*arguments)
         except WorkerDied as death:
             result = death.status, str(death)
-        return result, self._bench.restarts, self._bench.unlocked
+        return result, self._bench.unlocked
 
     def compile(self, target: TuneTarget, *arguments: Any) -> Compiled:
         assert self._compilers is not None, "the driver asks on GPUs only"
@@ -169,8 +169,6 @@ class RemotePlace:
         self._actor: Any = None
         self._needs = needs
         self._lost = 0  # actors in a row, without a result
-        self._restarts = 0  # of the worker of this actor
-        self._restarts_before = 0  # of those of the actors before
         self._cancelled = False
         self.label, self.unlocked, self.workers = "", "", 1
 
@@ -181,10 +179,6 @@ class RemotePlace:
     @property
     def compilers(self) -> RemotePlace | None:
         return self if self._on_gpu else None
-
-    @property
-    def restarts(self) -> int:
-        return self._restarts_before + self._restarts
 
     def describe(self) -> Gpu:
         gpu = self._measure(MeasureWorker.describe)
@@ -198,14 +192,8 @@ class RemotePlace:
     def screen(self, workload: Workload, entry: Entry, best_us: float | None) -> Screened:
         return self._measure(MeasureWorker.screen, workload, entry, best_us)
 
-    def enter(self, workload: Workload, entry: Entry) -> Screened:
-        return self._measure(MeasureWorker.enter, workload, entry)
-
-    def race(self, entries: Sequence[Entry], rounds: int) -> tuple[list[float], list[list[float]]]:
-        return self._measure(MeasureWorker.race, entries, rounds)
-
-    def forget(self, entries: Sequence[Entry]) -> None:
-        self._measure(MeasureWorker.forget, entries)
+    def race(self, workload: Workload, entries: Sequence[Entry], rounds: int) -> Raced:
+        return self._measure(MeasureWorker.race, workload, entries, rounds)
 
     def submit(
         self, target: TuneTarget, workload: Workload, config: str, arch: int
@@ -243,7 +231,7 @@ class RemotePlace:
         name = method.__name__
         actor = self._started()
         call = actor.measure.options(concurrency_group="measure").remote
-        result, self._restarts, self.unlocked = self._answer(lambda: call(name, *arguments))
+        result, self.unlocked = self._answer(lambda: call(name, *arguments))
         if name in ("screen", "race"):
             self._lost = 0
         if isinstance(result, tuple) and isinstance(result[0], str):
@@ -287,6 +275,4 @@ class RemotePlace:
         self.close()
         self._actor = None
         self._lost += 1
-        self._restarts_before += self._restarts + 1
-        self._restarts = 0
         return Cancelled() if self._cancelled else WorkerDied("killed", f"its actor died: {reason}")

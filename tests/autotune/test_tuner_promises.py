@@ -58,9 +58,9 @@ class LeanWorker(MeasureWorker):
         if function.__name__ == "describe":
             return H100
         lean = getattr(lean_worker, function.__name__)
-        if function.__name__ in ("screen", "enter"):
+        if function.__name__ == "screen":
             return super()._call(seconds, lean, arguments[0][1])
-        if function.__name__ in ("race", "forget"):
+        if function.__name__ == "race":
             texts = [text for _, text in arguments[0]]
             return super()._call(seconds, lean, texts, *arguments[1:])
         return super()._call(seconds, lean)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from outblas.autotune.measure.isolated import WorkerDied
-from outblas.autotune.measure.worker import Entry, Screened
+from outblas.autotune.measure.worker import Screened
 from outblas.base.configs import from_text
 from support.faulty_kernel import Config
 
@@ -31,9 +31,7 @@ class FakeWorker:
     seconds: float = 0.0
     sleep: Callable[[float], None] = time.sleep
     calls: list[tuple[str, int | None]] = field(default_factory=list)
-    restarts: int = 0
     unlocked: str = ""
-    entered: set[Entry] = field(default_factory=set)
     status: str = "crash"
     dies: int = 1 << 30
 
@@ -45,19 +43,8 @@ class FakeWorker:
         us = self._called("screen", entry)
         return Screened("ok", us=us, ratio=100 / us, ratio_low=100 / us, ratio_high=100 / us)
 
-    def enter(self, workload, entry):
-        self._called("enter", entry)
-        self.entered.add(entry)
-        return Screened("ok")
-
-    def race(self, entries, rounds):
-        times = [[self._called("race", entry)] * rounds for entry in entries]
-        if not self.entered >= set(entries):
-            raise WorkerDied("crash", "the worker is another one")
-        return [100.0] * rounds, times
-
-    def forget(self, entries):
-        self._called("forget")
+    def race(self, workload, entries, rounds):
+        return [100.0] * rounds, [[self._called("race", entry)] * rounds for entry in entries]
 
     def _called(self, call, entry=None):
         config = from_text(Config, entry[1]).number if entry else None
@@ -69,8 +56,6 @@ class FakeWorker:
             and self.dies
         ):
             self.dies -= 1
-            self.restarts += 1
-            self.entered.clear()
             raise WorkerDied(self.status, "a bad day")
         return self.us + (config or 0)
 

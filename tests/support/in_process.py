@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from outblas.autotune.measure import worker
+from outblas.autotune.measure.isolated import Raced
 from outblas.autotune.measure.worker import Entry, Screened
 from outblas.autotune.store.records import Gpu, Workload
 from outblas.autotune.sweeps import engine
@@ -19,7 +20,6 @@ class InProcessWorker:
 
     def __init__(self, visible: str, **_: Any) -> None:
         assert visible == "cpu", visible
-        self.restarts = 0
         self.unlocked = ""
         self._open: Workload | None = None
 
@@ -36,15 +36,9 @@ class InProcessWorker:
         self.open(workload)
         return worker.screen(entry, best_us)
 
-    def enter(self, workload: Workload, entry: Entry) -> Screened:
+    def race(self, workload: Workload, entries: list[Entry], rounds: int) -> Raced:
         self.open(workload)
-        return worker.enter(entry)
-
-    def race(self, entries: list[Entry], rounds: int) -> tuple[list[float], list[list[float]]]:
         return worker.race(entries, rounds)
-
-    def forget(self, entries: list[Entry]) -> None:
-        worker.forget(entries)
 
     def cancel(self) -> None:
         pass

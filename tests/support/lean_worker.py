@@ -56,15 +56,7 @@ def screen(config: str) -> Screened:
     return Screened("ok", us=us, ratio=ratio, ratio_low=ratio, ratio_high=ratio)
 
 
-def enter(config: str) -> Screened:
+def race(configs: list[str], rounds: int) -> tuple[list[float], list[list[float]]]:
     if not _is_open:
         raise NotOpen
-    return Screened("ok")
-
-
-def race(configs: list[str], rounds: int) -> tuple[list[float], list[list[float]]]:
     return [CUBLAS_US] * rounds, [[50.0 + len(config)] * rounds for config in configs]
-
-
-def forget(configs: list[str]) -> None:
-    pass

@@ -12,6 +12,7 @@ from support import faulty_kernel, fused_kernel, grouped_kernel
 from support.sweeps import SUBJECT, WORKLOAD
 
 from outblas.autotune.measure import worker
+from outblas.autotune.measure.products import UnusableConfig
 from outblas.autotune.measure.worker import Entry, Screened
 from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import Workload
@@ -110,6 +111,20 @@ def test_operands_that_cannot_be_had_are_an_error_with_the_reason() -> None:
         worker.open_bench(Workload(1, 1, 1 << 24, "float32"), on_gpu=False)
 
 
+def test_a_race_checks_what_is_new_and_frees_what_is_out() -> None:
+    entries: list[Entry] = [(SUBJECT, to_text(faulty_kernel.Config(number=n))) for n in range(3)]
+    worker.open_bench(WORKLOAD, on_gpu=False)
+    worker.screen(entries[0], None)
+
+    base, times = worker.race(entries[:2], 3)
+
+    assert len(base) == len(times[0]) == len(times[1]) == 3
+    worker.race(entries[1:], 1)
+    assert list(worker._opened().calls) == entries[1:]
+    with pytest.raises(UnusableConfig, match="wrong: "):
+        worker.race([entries[1], (SUBJECT, to_text(faulty_kernel.Config(fault="wrong")))], 1)
+
+
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """The weights of each launch of the kernel, in order."""
@@ -131,7 +146,7 @@ def test_calls_take_copies_of_the_weights_in_turn(
     launched: list[torch.Tensor], workload: Workload, copies: int
 ) -> None:
     worker.open_bench(workload, on_gpu=False)
-    worker.enter(ENTRY)
+    worker.race([ENTRY], 1)
     launched.clear()
 
     worker.race([ENTRY], 3)
@@ -151,7 +166,7 @@ def test_a_batch_takes_no_more_copies_than_it_has_time_for(
     monkeypatch.setattr(cold, "copies", lambda b, _: [b.clone() for _ in range(1000)])
     monkeypatch.setattr(worker, "SCREEN_US", 0.0)
     worker.open_bench(COLD, on_gpu=False)
-    worker.enter(ENTRY)
+    worker.race([ENTRY], 1)
     launched.clear()
 
     worker.race([ENTRY], 3)

@@ -330,29 +330,17 @@ def test_a_killed_worker_is_tried_again_and_then_left(tune: Tune, store: Store, 
     )
 
 
-@pytest.mark.parametrize(
-    ("call", "kills", "left"),
-    [
-        ("enter", 1, [0, 1, 2]),
-        ("race", 2, [0, 1, 2]),
-        ("enter", 2, [0, 2]),
-        ("race", 4, [0, 2]),
-    ],
-)
-def test_a_killed_finalist_is_not_out_at_once(
-    tune: Tune, call: str, kills: int, left: list[int]
-) -> None:
-    winner = tune(killed_times(kills, call)).winner
+@pytest.mark.parametrize(("kills", "left"), [(2, [0, 1, 2]), (4, [0, 2])])
+def test_a_killed_finalist_is_not_out_at_once(tune: Tune, kills: int, left: list[int]) -> None:
+    winner = tune(killed_times(kills, "race")).winner
 
     assert sorted(map(number, winner.finalists)) == left
 
 
-@pytest.mark.parametrize(("call", "spared"), [("enter", 0), ("race", 0), ("race", 1)])
-def test_a_finalist_that_fails_takes_nobody_along(tune: Tune, call: str, spared: int) -> None:
-    """It passed its screen, and takes the worker down in the finals, and with it all that had
-    entered.
-    """
-    found = tune(FakeWorker((call, 1), spared))
+@pytest.mark.parametrize("spared", [0, 1])
+def test_a_finalist_that_fails_takes_nobody_along(tune: Tune, spared: int) -> None:
+    """It passed its screen, and takes the worker down in the finals."""
+    found = tune(FakeWorker(("race", 1), spared))
 
     assert found.finished
     assert number(found.winner) == 0
