@@ -1,4 +1,4 @@
-"""The chart of a campaign: ratios to cuBLAS by shape in each mode, and TFLOP/s against N."""
+"""The chart of a campaign: ratios to cuBLAS by shape in each mode."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ MODES = {
     "cold": "Cold: weights not in L2",
     "sustained": "Sustained: calls without pause",
 }
-_ROW, _AROUND, _LINES = 0.25, 1.3, 3.0  # inches: a row, what is around rows, a panel against N
+_ROW, _AROUND = 0.25, 1.3  # inches: a row, and what is around rows
 _STEP = 0.26  # between the marks of two series in a row, where rows are 1 apart
-_Points = dict[str, list[tuple[int, float]]]  # (N, TFLOP/s) by provider
 
 
 @dataclass(frozen=True)
@@ -42,22 +41,16 @@ class _Series:
 def link(results: Results, file: str) -> str:
     """The picture of a campaign. The argument is its file."""
     gpus = devices(results.measurements)
-    return f"![Speed relative to cuBLAS by shape, and TFLOP/s by N, on an {gpus}]({file})\n"
+    return f"![Speed relative to cuBLAS by shape, on an {gpus}]({file})\n"
 
 
 def draw(results: Results, _: str) -> Figure:
-    """A panel of ratios for each mode, and beside it a panel against N where square GEMMs of
-    several sizes were timed.
-    """
+    """A panel of ratios for each mode."""
     timed = [m for m in results.measurements if m.ratio is not None]
     campaigns = {mode: [m for m in timed if m.mode == mode] for mode in MODES}
     campaigns = {mode: records for mode, records in campaigns.items() if records}
-    rows = []
-    for records in campaigns.values():
-        height = _AROUND + max(len(_names(records)) * _ROW, 1.0)
-        lines = bool(_against_n(records))
-        rows.append((max(height, _LINES), (7, 5)) if lines else (height, (12,)))
-    figure, axes = plotting.grid(plotting.WIDTH, rows, extra=0.75)
+    heights = [_AROUND + len(_names(records)) * _ROW for records in campaigns.values()]
+    figure, axes = plotting.grid(plotting.WIDTH, [(height, (1,)) for height in heights], extra=0.75)
     environment = timed[0].environment
     versions = "".join(
         f", {name} {environment[key]}"
@@ -66,12 +59,8 @@ def draw(results: Results, _: str) -> Figure:
     )
     note = f"A line through a mark: 10th to 90th percentile of rounds. {operands(timed)}{versions}."
     plotting.entitle(figure, f"{OURS} beside cuBLAS on an {environment['gpu']}", note)
-    panels = iter(axes)  # drawn below the title, whose height the layout knows then
-    words = []
-    for mode, records in campaigns.items():
-        words.append(_draw_ratios(next(panels), records, MODES[mode]))
-        if points := _against_n(records):
-            words.append(_draw_lines(next(panels), points))
+    panels = zip(axes, campaigns.items(), strict=True)
+    words = [_draw_ratios(axis, records, MODES[mode]) for axis, (mode, records) in panels]
     plotting.describe(figure, " ".join(words))
     return figure
 
@@ -135,36 +124,4 @@ def _draw_ratios(axis: Any, records: Sequence[Measurement], title: str) -> str:
         f"{title}, speedup of {line.name}: "
         f"{', '.join(f'{name} {cell}' for name, cell in zip(names, column, strict=True))}."
         for line, column in zip(series, cells, strict=True)
-    )
-
-
-def _against_n(records: Sequence[Measurement]) -> _Points:
-    """TFLOP/s of square GEMMs by N, for each provider; {} unless there are several N."""
-    points: _Points = {}
-    for m in records:
-        if len(set(m.shape)) == 1 and m.tflops is not None:
-            points.setdefault(m.label, []).append((m.shape[0], m.tflops))
-    sizes = {n for line in points.values() for n, _ in line}
-    return {name: sorted(line) for name, line in points.items()} if len(sizes) > 1 else {}
-
-
-def _draw_lines(axis: Any, points: _Points) -> str:
-    """Draws a line for each provider over square GEMMs. Returns the text alternative."""
-    styles = drawing.styles(list(points))
-    for name, line in points.items():
-        colour, marker = styles[name]
-        style = {"color": colour, "marker": marker, "markersize": 4.5, "linewidth": 1.6}
-        axis.plot(*zip(*line, strict=True), label=name, **style)
-    axis.set_xscale("log", base=2)
-    sizes = sorted({n for line in points.values() for n, _ in line})
-    axis.set_xticks(sizes, [str(n) for n in sizes], rotation=40, ha="right", rotation_mode="anchor")
-    axis.minorticks_off()
-    axis.set_xlabel("N (M = N = K)")
-    axis.set_ylabel("TFLOP/s")
-    axis.set_ylim(0, 1.08 * max(value for line in points.values() for _, value in line))
-    axis.set_title("TFLOP/s of square products")
-    drawing.label_ends(axis, [(*line[-1], name, styles[name][0]) for name, line in points.items()])
-    return " ".join(
-        f"TFLOP/s of {name} by N: {', '.join(f'{n} {value:.3g}' for n, value in line)}."
-        for name, line in points.items()
     )

@@ -2,7 +2,7 @@
 cold weights, the layers of a language model, batch invariance, sustained load, and fp8.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import geometric_mean
 
 from outblas.base.shapes import SUITE, Shape, to_text
@@ -34,6 +34,33 @@ FP8_SCALES = {
 }
 
 
+# The cells of a timing, by the headings of their columns.
+_CELLS: dict[str, Callable[[Measurement], str]] = {
+    "shape": lambda m: to_text(m.shape),
+    "µs": lambda m: number(m.us),
+    "TFLOP/s": lambda m: number(m.tflops),
+    "GB/s": lambda m: figure(m.gbs, ".0f"),
+    "of copy": lambda m: figure(m.bandwidth_share, ".0%"),
+    "× cuBLAS": lambda m: figure(m.ratio, ".3f"),
+    "× torch": lambda m: figure(m.ratio, ".3f"),
+    "spread": spread,
+    "apart": lambda m: figure(m.ratio_apart, ".3f"),
+    "× best": lambda m: figure(m.ratio_best, ".3f"),
+    "provider": lambda m: f"`{m.label}`",
+    "call": lambda m: f"`{_FP8.get(m.label, (m.label, NONE))[0]}`",
+    "sums": lambda m: _FP8.get(m.label, (m.label, NONE))[1],
+    "ratio": ratio,
+    "MHz": lambda m: figure(m.clock_mhz, ".0f"),
+    "utilisation": lambda m: figure(m.utilisation, ".3f"),
+    "W": lambda m: figure(m.watts, ".0f"),
+    "pJ/FLOP": lambda m: figure(m.pj_per_flop, ".2f"),
+}
+
+
+def _rows(timed: Iterable[Measurement], columns: Sequence[str]) -> list[list[str]]:
+    return [[_CELLS[column](m) for column in columns] for m in timed]
+
+
 def suite(results: Results, provider: str) -> str:
     """A row for each shape: one provider's speed, and its ratios to both bases where they were
     timed. The argument is the provider.
@@ -44,29 +71,15 @@ def suite(results: Results, provider: str) -> str:
     if not ours:
         raise ValueError(f"{provider} was not timed in burst, expected it in the file")
     both = provider != BEST and any(m.ratio_best is not None for m in ours)
-    columns = ["shape", "µs", "cuBLAS µs", "TFLOP/s", "× cuBLAS", "spread", "apart"]
-    rows = [
-        [
-            to_text(m.shape),
-            number(m.us),
-            number(_at(burst, BASE, m.shape).us),
-            f"{m.tflops:.0f}",
-            figure(m.ratio, ".3f"),
-            spread(m),
-            figure(m.ratio_apart, ".3f"),
-            *([figure(m.ratio_best, ".3f")] if both else []),
-        ]
-        for m in ours
-    ]
+    columns = ["shape", "µs", "TFLOP/s", "× cuBLAS", "spread", "apart"] + ["× best"] * both
     note = f"{provider} in {_BURST}; {_SPREAD}; {_APART}"
-    mean = ["geometric mean", "", "", "", _bold_mean(burst, provider, shapes), "", ""]
+    mean = ["geometric mean", "", "", _bold_mean(burst, provider, shapes), "", ""]
     if both:
-        columns.append("× best")
         note += f"; *× best*: compared with {BEST}, the fastest of cuBLASLt's algorithms"
         best = [m.ratio_best for m in ours if m.ratio_best is not None]
         mean.append(f"**{_mean(best)}**" if len(best) == len(shapes) else NONE)
     used = [m for m in burst if m.label in (BASE, provider)]
-    return closed(plain(columns, [*rows, mean]), used, note)
+    return closed(plain(columns, [*_rows(ours, columns), mean]), used, note)
 
 
 def headline(results: Results, _: str) -> str:
@@ -103,22 +116,12 @@ def cold(results: Results, provider: str) -> str:
     both bases. The argument is the provider.
     """
     timed = _campaign(results.measurements, "cold")
-    columns = ("shape", "µs", "GB/s", "of copy", "× cuBLAS", "spread", "× best", "warm")
+    columns = ("shape", "µs", "GB/s", "of copy", "× cuBLAS", "spread", "× best")
     warm = {m.shape: m for m in results.measurements if (m.label, m.mode) == (provider, "burst")}
     ours = sorted((m for m in timed if m.label == provider), key=lambda m: _order(m.shape))
-    rows = [
-        (
-            to_text(m.shape),
-            number(m.us),
-            figure(m.gbs, ".0f"),
-            figure(m.bandwidth_share, ".0%"),
-            figure(m.ratio, ".3f"),
-            spread(m),
-            figure(m.ratio_best, ".3f"),
-            figure(warm[m.shape].ratio, ".3f") if m.shape in warm else NONE,
-        )
-        for m in ours
-    ]
+    warm_ratios = [figure(warm[m.shape].ratio, ".3f") if m.shape in warm else NONE for m in ours]
+    pairs = zip(_rows(ours, columns), warm_ratios, strict=True)
+    rows = [[*row, warm_ratio] for row, warm_ratio in pairs]
     copies = dict.fromkeys(m.environment.get("copy_gbs") for m in ours)
     bandwidth = " and ".join(figure(gbs, ".0f") for gbs in copies)
     note = (
@@ -127,7 +130,7 @@ def cold(results: Results, provider: str) -> str:
         f"compared with {BEST}, the fastest of cuBLASLt's algorithms; *warm*: the ratio to cuBLAS "
         "with the weights in L2"
     )
-    return closed(plain(columns, rows), timed, note)
+    return closed(plain((*columns, "warm"), rows), timed, note)
 
 
 def layers(results: Results, provider: str) -> str:
@@ -205,55 +208,21 @@ def _two_means(measurements: Sequence[Measurement]) -> str:
 def sustained(results: Results, _: str) -> str:
     """A row for each shape and provider: speed, clock and power in calls without pause."""
     timed = _campaign(results.measurements, "sustained")
-    columns = (
-        "shape",
-        "provider",
-        "TFLOP/s",
-        "× cuBLAS",
-        "MHz",
-        "utilisation",
-        "W",
-        "pJ/FLOP",
-    )
-    rows = [
-        (
-            to_text(m.shape),
-            f"`{m.label}`",
-            f"{m.tflops:.0f}",
-            ratio(m),
-            figure(m.clock_mhz, ".0f"),
-            figure(m.utilisation, ".3f"),
-            figure(m.watts, ".0f"),
-            figure(m.pj_per_flop, ".2f"),
-        )
-        for m in timed
-    ]
+    columns = ("shape", "provider", "TFLOP/s", "ratio", "MHz", "utilisation", "W", "pJ/FLOP")
     note = (
         "sustained (turns of 2 s, the first half discarded, cuBLAS before and after each); "
         "10th–90th percentile of turns in brackets; *MHz*: the clock of the SMs; *utilisation*: "
         "the share of what the tensor cores can do at that clock"
     )
-    return closed(plain(columns, rows), timed, note)
+    headings = [column.replace("ratio", "× cuBLAS") for column in columns]
+    return closed(plain(headings, _rows(timed, columns)), timed, note)
 
 
 def fp8(results: Results, _: str) -> str:
     """A row for each shape and provider of a campaign in fp8, beside `torch._scaled_mm`."""
     timed = _campaign(results.measurements, "burst")
     columns = ("shape", "call", "sums", "µs", "TFLOP/s", "× torch", "spread", "apart")
-    calls = {m.label: _FP8.get(m.label, (m.label, NONE)) for m in timed}
-    rows = [
-        (
-            to_text(m.shape),
-            f"`{calls[m.label][0]}`",
-            calls[m.label][1],
-            number(m.us),
-            number(m.tflops),
-            figure(m.ratio, ".3f"),
-            spread(m),
-            figure(m.ratio_apart, ".3f"),
-        )
-        for m in sorted(timed, key=lambda m: _order(m.shape))
-    ]
+    rows = _rows(sorted(timed, key=lambda m: _order(m.shape)), columns)
     behind = f"with {timed[0].epilogue} behind the product; " if timed[0].epilogue else ""
     note = (
         f"scales: {FP8_SCALES[timed[0].dtype]}; {behind}burst (calls in a CUDA graph); "
