@@ -313,7 +313,7 @@ def patch(
     if not (dry_run or chosen or others):
         why = "report.kept says why" if kept else "it has no linear layers"
         warnings.warn(f"patch swapped nothing of this {type(model).__name__}: {why}", stacklevel=2)
-    return Report(
+    report = Report(
         swapped=tuple(name for name, _ in _linears(model) if name in chosen or name in quantized),
         kept=kept,
         remarks=remarks | unfused,
@@ -323,8 +323,10 @@ def patch(
         experts={name: str(swap) for name, swap in of_moe.items()},
         fused={name: str(fused) for name, fused in fusions if name not in unfused},
         dry_run=dry_run,
-        _prepare=None if dry_run else partial(_prepare, weakref.ref(model)),
     )
+    if not dry_run:
+        vars(report)["_prepare"] = partial(_prepare, weakref.ref(model))
+    return report
 
 
 def _prepare(model: Callable[[], torch.nn.Module | None], rows: int) -> None:

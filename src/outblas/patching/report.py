@@ -60,7 +60,6 @@ class Report:
     experts: dict[str, str] = field(default_factory=dict)
     dry_run: bool = False
     restored: bool = False
-    _prepare: Callable[[int], None] | None = field(default=None, repr=False, compare=False)
 
     def prepare(self, rows: int = 8192) -> None:
         """Compile and load the kernels of the model's layers, so that no call waits for one or is
@@ -80,16 +79,17 @@ class Report:
 
         Example:
             >>> import torch, outblas
-            >>> report = outblas.patch(torch.nn.Linear(16, 32).bfloat16())
-            >>> report.prepare(rows=512)
+            >>> model = torch.nn.Linear(16, 32).bfloat16()
+            >>> outblas.patch(model).prepare(rows=512)
         """
         if not isinstance(rows, int) or isinstance(rows, bool):
             raise TypeError(f"rows is {type(rows).__name__}, expected an int")
         if rows < 1:
             raise ValueError(f"rows is {rows}, expected a positive number")
-        if self._prepare is None:
+        prepare: Callable[[int], None] | None = vars(self).get("_prepare")  # `patch` adds it
+        if prepare is None:
             raise ValueError("the report is that of a dry run or of unpatch, expected one of patch")
-        self._prepare(rows)
+        prepare(rows)
 
     def __str__(self) -> str:
         swaps, fuses = ("would swap", "would fuse") if self.dry_run else ("swapped", "fused")
