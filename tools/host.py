@@ -1,16 +1,20 @@
-"""What outblas costs the host, beside torch and beside another checkout, by pyperf.
+"""What outblas costs the host, beside torch and beside another checkout.
 
-    python -m tools.host                    # this checkout
+    python -m tools.host                    # this checkout: warm calls, by pyperf, first calls of
+                                            # layers and numbers of rows, and the import
+    python -m tools.host --quick            # fewer of each, in a minute
     python -m tools.host --against ../main  # another checkout in turns with this one
 
-It prints for each call the time of outblas over that of torch in the same run; with `--against`
-also that ratio over the one of the other checkout, and exits with code 1 where one is slower.
-Times are wall times: the machine should be idle (`python -m pyperf system tune` helps).
+It prints for each call the time of outblas and of torch in the same run, in µs, and their ratio;
+with `--against` also that ratio over the one of the other checkout, and exits with code 1 where one
+is slower. Times are wall times, those of imports CPU times: the machine should be idle (`python -m
+pyperf system tune` helps).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
@@ -18,17 +22,22 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-
-import pyperf
+from typing import Any
 
 from tools.host_calls import OURS, THEIRS
 
 ROOT = Path(__file__).parents[1]
-SCRIPT = Path(__file__).with_name("host_calls.py")
+CALLS, PLANNING = (Path(__file__).with_name(f"host_{name}.py") for name in ("calls", "planning"))
 TURNS = 2  # of each checkout, with --against
 SLOWER = 1.05  # a ratio above this is a finding, where runs of the two do not overlap
+IMPORT = """
+import time, torch
+start = time.process_time()
+import outblas
+print(time.process_time(), start)
+"""
 
-Ratios = dict[str, list[float]]  # outblas over torch in each process, by call
+Times = dict[str, list[tuple[float, float]]]  # µs of outblas and of torch in each run, by call
 
 
 def package_path(checkout: Path) -> Path:
@@ -41,28 +50,54 @@ def package_path(checkout: Path) -> Path:
     return folder
 
 
-def measured(path: Path, file: Path, arguments: Sequence[str]) -> Ratios:
-    """Runs the script with the package in `path`, and returns the ratios that it wrote to `file`.
-    Raises CalledProcessError where a call fails.
+def measured(path: Path, folder: Path, quick: bool) -> Times:
+    """Times all calls of the package in `path`. `folder`: for files that may be lost. Raises
+    CalledProcessError where a call fails.
     """
     environment = {**os.environ, "PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(SCRIPT), "--quiet", "--output", str(file), *arguments]
-    subprocess.run(command, env=environment, cwd=path, check=True)
-    suite = pyperf.BenchmarkSuite.load(str(file))
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an import that compiles is no import
+    environment["PYTHONPYCACHEPREFIX"] = str(folder)
+
+    def output(*arguments: str) -> str:
+        command = [sys.executable, *arguments, *(["--quick"] if quick else ())]
+        return subprocess.run(
+            command, env=environment, cwd=path, check=True, text=True, stdout=subprocess.PIPE
+        ).stdout
+
+    if quick:
+        times: Times = json.loads(output(str(CALLS)))
+    else:
+        results = folder / "calls.json"
+        output(str(CALLS), "--quiet", "--output", str(results))
+        times = by_pyperf(results)
+        results.unlink()
+    for line in json.loads(output(str(PLANNING))):
+        times[line["call"]] = [(line["us"], line["torch_us"])]
+    runs = [output("-c", IMPORT).split() for _ in range(4 if quick else 16)]
+    times["import"] = [(1e6 * float(ours), 1e6 * float(theirs)) for ours, theirs in runs[1:]]
+    return times
+
+
+def by_pyperf(results: Path) -> Times:
+    """Returns the times of calls that pyperf measured and wrote to a file."""
+    import pyperf  # `--quick` needs none
+
     runs = {
-        bench.get_name(): [statistics.median(run.values) for run in bench.get_runs() if run.values]
-        for bench in suite
-    }
-    return {
-        name.removesuffix(f": {OURS}"): [
-            ours / theirs
-            for ours, theirs in zip(
-                times, runs[name.replace(f": {OURS}", f": {THEIRS}")], strict=False
-            )
+        bench.get_name(): [
+            1e6 * statistics.median(run.values) for run in bench.get_runs() if run.values
         ]
-        for name, times in runs.items()
-        if name.endswith(f": {OURS}")
+        for bench in pyperf.BenchmarkSuite.load(str(results))
     }
+    calls = [name.removesuffix(f": {OURS}") for name in runs if name.endswith(f": {OURS}")]
+    return {
+        call: list(zip(runs[f"{call}: {OURS}"], runs[f"{call}: {THEIRS}"], strict=False))
+        for call in calls
+    }
+
+
+def ratios(times: Sequence[tuple[float, float]]) -> list[float]:
+    """Returns outblas's time over torch's in each run."""
+    return [ours / theirs for ours, theirs in times]
 
 
 def verdict(here: Sequence[float], there: Sequence[float]) -> str:
@@ -79,37 +114,52 @@ def verdict(here: Sequence[float], there: Sequence[float]) -> str:
     return "as fast"
 
 
+def lines(here: Times, there: Times) -> list[dict[str, Any]]:
+    """The report: what `--json` prints. `there`: the times of the other checkout, if there is
+    one.
+    """
+    report = []
+    for call, times in here.items():
+        ours, theirs = (statistics.median(of) for of in zip(*times, strict=True))
+        ratio = statistics.median(ratios(times))
+        line = {"call": call, "us": ours, "torch_us": theirs, "ratio": ratio}
+        if call in there:
+            others = ratios(there[call])
+            line["of_the_others"] = ratio / statistics.median(others)
+            line["verdict"] = verdict(ratios(times), others)
+        report.append(line)
+    return report
+
+
+def text(line: dict[str, Any]) -> str:
+    """A line of the report as a line of the table."""
+    row = "{call:36} {us:11.1f} µs  {torch_us:11.1f} µs  {ratio:7.2f} × torch".format_map(line)
+    if "verdict" in line:
+        row += ", {of_the_others:5.3f} of the other's, {verdict}".format_map(line)
+    return row
+
+
 def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(prog="python -m tools.host", description=__doc__)
     parser.add_argument("--against", type=Path, help="the root of another checkout")
-    parser.add_argument("--fast", action="store_true", help="few and short runs, for a first look")
+    parser.add_argument("--quick", action="store_true", help="fewer calls, for a first look")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
-    arguments = ["--fast"] if options.fast else []
     checkouts = [ROOT] if options.against is None else [ROOT, options.against]
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        try:
-            paths = [package_path(checkout) for checkout in checkouts]
-        except ValueError as error:
-            parser.error(str(error))
-        ratios: list[Ratios] = [{} for _ in checkouts]
-        for turn in range(TURNS if options.against else 1):
+    try:
+        paths = [package_path(checkout) for checkout in checkouts]
+    except ValueError as error:
+        parser.error(str(error))
+    times: list[Times] = [{}, {}]
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(TURNS if options.against else 1):
             for i, path in enumerate(paths):
-                run = measured(path, folder / f"{i}-{turn}.json", arguments)
-                for call, values in run.items():
-                    ratios[i].setdefault(call, []).extend(values)
-    slower = False
-    for call, here in ratios[0].items():
-        line = f"{call:32} {statistics.median(here):6.2f} × torch"
-        if options.against is not None and call in ratios[1]:
-            there = ratios[1][call]
-            word = verdict(here, there)
-            slower |= word == "slower"
-            line += f", {statistics.median(here) / statistics.median(there):5.3f} of the other's"
-            line += f", {word}"
-        print(line)
-    sys.exit(1 if slower else 0)
+                for call, values in measured(path, Path(folder), options.quick).items():
+                    times[i].setdefault(call, []).extend(values)
+    report = lines(*times)
+    print(json.dumps(report, indent=1) if options.json else "\n".join(map(text, report)))
+    sys.exit(any(line.get("verdict") == "slower" for line in report))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""The calls that `tools.host` times: a script of pyperf, which runs it in processes of its own.
+"""The warm calls that `tools.host` times: a script of pyperf, which runs it in processes of its
+own. With `--quick` it times them in this process, and prints JSON.
 
 It imports only what a tree on PYTHONPATH has, so that the same script times another checkout. No
 kernel runs: GEMMs of CPU tensors are planned like those of a kernel, with a launch that does
@@ -7,11 +8,11 @@ nothing, so that what is left is the host's part.
 
 from __future__ import annotations
 
+import json
 import sys
+import timeit
 from collections.abc import Callable
 from typing import Any
-
-import pyperf
 
 SIZE = 8  # matrices so small that torch's GEMM takes less time than its call
 OURS, THEIRS = "outblas", "torch"
@@ -32,6 +33,8 @@ def pairs() -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
     bias = torch.randn(SIZE)
     weight = torch.nn.Parameter(torch.randn(SIZE, SIZE))
     linear = torch.nn.functional.linear
+    ours: Any = torch.ops.outblas
+    aten: Any = torch.ops.aten
     layers = outblas.Linear(SIZE, SIZE), torch.nn.Linear(SIZE, SIZE)
     learning = [step(layer(SIZE, SIZE)) for layer in (outblas.Linear, torch.nn.Linear)]
     for layer in layers:
@@ -50,6 +53,12 @@ def pairs() -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
         ),
         "Linear": (lambda: layers[0](a), lambda: layers[1](a)),
         "Linear, forward and backward": (learning[0], learning[1]),
+        # what compiled programs call
+        "operator matmul": (lambda: ours.matmul(a, b), lambda: aten.mm(a, b)),
+        "operator gemm with bias": (
+            lambda: ours.gemm(a, b, None, bias),
+            lambda: aten.addmm(bias, a, b),
+        ),
     }
 
 
@@ -61,15 +70,27 @@ def step(layer: Any) -> Callable[[], object]:
     return lambda: layer(x).backward(grad)
 
 
+def quickly(calls: tuple[Callable[[], object], ...], turns: int = 7) -> list[list[float]]:
+    """The µs of calls, in turns, each of which takes about 20 ms for each call."""
+    timers = [timeit.Timer(call) for call in calls]
+    loops = [max(1, int(0.02 / min(timer.repeat(3, 100)) * 100)) for timer in timers]
+    return [
+        [1e6 * timer.timeit(n) / n for timer, n in zip(timers, loops, strict=True)]
+        for _ in range(turns)
+    ]
+
+
 def main() -> None:
     """Times every pair, each call of outblas next to that of torch."""
+    if "--quick" in sys.argv:
+        print(json.dumps({name: quickly(calls) for name, calls in pairs().items()}))
+        return
+    import pyperf
+
     runner = pyperf.Runner(processes=3, values=8, warmups=1)
     for name, calls in pairs().items():
         for whose, call in zip((OURS, THEIRS), calls, strict=True):
             runner.bench_func(f"{name}: {whose}", call)
-    # What a process waits for before its first call; torch, which outblas needs, is in both.
-    for whose in (OURS, THEIRS):
-        runner.bench_command(f"import: {whose}", [sys.executable, "-c", f"import {whose}"])
 
 
 if __name__ == "__main__":
