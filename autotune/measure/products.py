@@ -4,7 +4,6 @@ call, which is checked before it is timed.
 
 import math
 from collections.abc import Callable
-from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -18,7 +17,6 @@ from outblas.bench.tasks import GroupedCase, GroupedTask, result_shape
 from outblas.call import problem
 from outblas.call.epilogue import EpilogueArgs, glu_split
 from outblas.call.grouped import Form, describe
-from outblas.call.problem import Launch
 from outblas.verify.cases import Case
 from outblas.verify.oracle import Exact
 
@@ -38,24 +36,38 @@ def product_of(workload: Workload, device: str) -> "PlainProduct | GroupedProduc
     return (GroupedProduct if workload.grouping else PlainProduct)(workload, device)
 
 
+def _planned(module: ModuleType, config: object, call: Any) -> Callable[..., None]:
+    """Returns the launch of a config for a problem. Raises UnusableConfig."""
+    if reason := module.unsupported(call, config):
+        raise UnusableConfig("refused", reason)
+    launch: Callable[..., None] = module.plan(call, config)
+    return launch
+
+
 class PlainProduct:
-    """One product: the operands, cuBLAS's call, and the kernel's."""
+    """One product, with its epilogue if it has one: the operands, torch's calls, and the
+    kernel's.
+    """
 
     def __init__(self, workload: Workload, device: str) -> None:
         dtype, out_dtype = (
             getattr(torch, name) for name in (workload.operand_dtype, workload.out_dtype)
         )
-        self.is_tf32 = workload.dtype == "tf32"
-        self.tensors = normal(workload.shape, workload.layout, dtype, out_dtype, device)
+        self.workload, self.is_tf32 = workload, workload.dtype == "tf32"
+        self.a, self.b, self.product = normal(
+            workload.shape, workload.layout, dtype, out_dtype, device
+        )
         case = Case(*workload.shape, dtype, out_dtype, layout=workload.layout, tf32=self.is_tf32)
         self.exact = Exact(case, device)
-        self.fused = FusedProduct(workload, self.tensors) if workload.epilogue else None
-        self.b = self.tensors[1]
+        self.operation = Operation(workload.dtype, workload.steps)
+        columns = workload.N // glu_split(workload.steps.activation)
+        self.out = self.product.new_empty(workload.M, columns) if workload.steps else self.product
+        self.extras = self.operation.extras(self.a, self.b, self.out)
 
     def by_torch(self, b: Tensor) -> Tensor:
-        if self.fused is not None:
-            return self.fused.by_torch(b)
-        a, _, out = self.tensors
+        a, out = self.a, self.out
+        if self.workload.steps:
+            return self.operation.by_torch(a, b, out, self.extras)
         if out.dtype == a.dtype:
             return torch.mm(a, b, out=out)
         if a.device.type == "cpu":
@@ -63,62 +75,31 @@ class PlainProduct:
         return torch.mm(a, b, out.dtype, out=out)
 
     def prepare(self, module: ModuleType, config: object) -> turn.WeightCall:
-        """Plans a config, and checks it. Raises UnusableConfig."""
-        call = problem.problem(*self.tensors, tf32=self.is_tf32)
-        if reason := module.unsupported(call, config):
-            raise UnusableConfig("refused", reason)
-        launch: Callable[..., None] = module.plan(call, config)
+        """Plans a config, and checks it, without its epilogue first. Raises UnusableConfig."""
+        a, out, workload = self.a, self.out, self.workload
+        bare = problem.problem(a, self.b, self.product, tf32=self.is_tf32)
+        launch = _planned(module, config, bare)
         result = self.exact(launch)
         if not result.ok:
             raise UnusableConfig("wrong", result.message)
-        if self.fused is not None:
-            return self.fused.prepare(module, config)
-        a, _, out = self.tensors
-        return lambda b: launch(a, b, None, out, 1.0, 0.0)
-
-
-class FusedProduct:
-    """A workload's product with its epilogue: the operands, torch's calls, and the kernel's."""
-
-    def __init__(self, workload: Workload, tensors: tuple[Tensor, Tensor, Tensor]) -> None:
-        a, b, x = tensors
-        self.workload, self.a, self.b = workload, a, b
-        self.operation = Operation(workload.dtype, workload.steps)
-        split = glu_split(workload.steps.activation)
-        self.out = x.new_empty(x.shape[0], x.shape[1] // split)
-        self.extras = self.operation.extras(a, b, self.out)
-
-    def by_torch(self, b: Tensor) -> Tensor:
-        return self.operation.by_torch(self.a, b, self.out, self.extras)
-
-    def prepare(self, module: ModuleType, config: object) -> turn.WeightCall:
-        """Plans a config with the epilogue, and checks it. Raises UnusableConfig."""
-        extra = EpilogueArgs(self.workload.steps.activation, self.extras.bias, self.extras.residual)
-        tf32 = self.workload.dtype == "tf32"
-        call = problem.problem(self.a, self.b, self.out, tf32=tf32, extra=extra)
-        if reason := module.unsupported(call, config):
-            raise UnusableConfig("refused", reason)
-        launch: Launch = module.plan(call, config)
-        fault = self.operation.fault(
-            partial(self._checked_call, launch),
-            self.workload.shape,
-            self.a.device.type,
-            self.workload.layout,
-        )
-        if fault is not None:
-            raise UnusableConfig("wrong", f"{self.workload.epilogue}: {fault}")
+        if not workload.steps:
+            return lambda b: launch(a, b, None, out, 1.0, 0.0)
         bias, residual = self.extras.bias, self.extras.residual
-        a, out = self.a, self.out
-        return lambda b: launch(a, b, None, out, 1.0, 0.0, bias, residual, None)
+        extra = EpilogueArgs(workload.steps.activation, bias, residual)
+        call = problem.problem(a, self.b, out, tf32=self.is_tf32, extra=extra)
+        fused = _planned(module, config, call)
 
-    def _checked_call(
-        self, launch: Launch, a: Tensor, b: Tensor, out: Tensor, extras: Extras
-    ) -> turn.Call:
-        def call() -> Tensor:
-            launch(a, b, None, out, 1.0, 0.0, extras.bias, extras.residual, None)
-            return out
+        def checked(a: Tensor, b: Tensor, out: Tensor, extras: Extras) -> turn.Call:
+            def call() -> Tensor:
+                fused(a, b, None, out, 1.0, 0.0, extras.bias, extras.residual, None)
+                return out
 
-        return call
+            return call
+
+        fault = self.operation.fault(checked, workload.shape, a.device.type, workload.layout)
+        if fault is not None:
+            raise UnusableConfig("wrong", f"{workload.epilogue}: {fault}")
+        return lambda b: fused(a, b, None, out, 1.0, 0.0, bias, residual, None)
 
 
 class GroupedProduct:
@@ -148,9 +129,7 @@ class GroupedProduct:
         out = self._result()
         form: Form = "ragged_m" if self.task.workload.form == "rows" else "ragged_k"
         call = describe(form, self.a, self.b, out, self.task.workload.experts)
-        if reason := module.unsupported(call, config):
-            raise UnusableConfig("refused", reason)
-        launch: Callable[..., None] = module.plan(call, config)
+        launch = _planned(module, config, call)
 
         def checked(a: Tensor, b: Tensor, offs: Tensor) -> turn.Call:
             out = self._result().fill_(math.nan)

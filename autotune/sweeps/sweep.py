@@ -25,9 +25,9 @@ from outblas.base.grouped_shapes import TERMS_LAYOUT, GroupedWorkload
 from outblas.base.shapes import Shape
 from outblas.base.shapes import parse as parse_shapes
 
-# What is tuned: sizes of products, or workloads of groups, or either as text.
+# What is tuned: sizes of products, or workloads of groups, or either as text; or whole workloads.
 Shapes: TypeAlias = (
-    str | int | Shape | Sequence[Shape] | GroupedWorkload | Sequence[GroupedWorkload]
+    str | int | Shape | GroupedWorkload | Sequence[Shape | GroupedWorkload | Workload]
 )
 
 
@@ -54,7 +54,8 @@ def sweep(
             your own. Several kernels compete.
         shapes: (M, N, K), a list of these, an int N for N x N x N, or text as on the command line,
             such as "4096,16x4096x4096". For a kernel of groups, "hopper.grouped": workloads of
-            groups, or text such as "moe:mixtral-8x7b" or "8x4096x28672x4096:zipf".
+            groups, or text such as "moe:mixtral-8x7b" or "8x4096x28672x4096:zipf". Or `Workload`
+            records, which have the dtypes, the layout, weights and epilogue.
         dtype: The precision of the operands: "bfloat16", "float16", "float32" (IEEE products) or
             "tf32".
         out_dtype: "float32" for 16-bit operands with a float32 product; "" for the dtype of the
@@ -183,6 +184,9 @@ def workloads_of(
     workloads = []
     for letters in layouts:
         for shape in _shapes(shapes):
+            if isinstance(shape, Workload):
+                workloads.append(shape)
+                continue
             grouping, stored = "", letters.strip()
             if isinstance(shape, GroupedWorkload):
                 grouping = str(shape.grouping)
@@ -199,7 +203,7 @@ def workloads_of(
     return list(dict.fromkeys(workloads))
 
 
-def _shapes(shapes: Any) -> Sequence[Shape | GroupedWorkload]:
+def _shapes(shapes: Any) -> Sequence[Shape | GroupedWorkload | Workload]:
     """Returns shapes in any of their forms as a list. Raises ValueError."""
     if isinstance(shapes, str):
         if grouped_shapes.names_groups(shapes):
@@ -213,7 +217,8 @@ def _shapes(shapes: Any) -> Sequence[Shape | GroupedWorkload]:
         shapes = [shapes]
     listed = list(shapes)
     if not listed or not all(
-        isinstance(shape, GroupedWorkload) or (isinstance(shape, tuple) and len(shape) == 3)
+        isinstance(shape, GroupedWorkload | Workload)
+        or (isinstance(shape, tuple) and len(shape) == 3)
         for shape in listed
     ):
         raise ValueError(

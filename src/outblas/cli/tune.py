@@ -375,28 +375,15 @@ def _shown_sweep(
     from outblas.autotune.sweeps.sweep import sweep
     from outblas.cli.tune_view import LiveView
 
-    first = workloads[0]
     names, arch = split(kernels), current().arch
-    if options.gpus == "cpu" and options.engine == "local":
-        arch = 0
-    elif not names and arch == 0:
+    on_cpu = options.gpus == "cpu" and options.engine == "local"
+    if not names and arch == 0 and not on_cpu:
         raise ValueError(
             "--kernels is empty, expected names: without a GPU here there is no default"
         )
-    names = names or tune_output.default_kernels(arch, first)
-    layouts = dict.fromkeys(w.layout for w in workloads if not (w.grouped and w.layout == "tn"))
-    shapes: Any = list(dict.fromkeys(w.grouped or w.shape for w in workloads))
+    names = names or tune_output.default_kernels(0 if on_cpu else arch, workloads[0])
     with LiveView(quiet=quiet) as view:
-        result = sweep(
-            names,
-            shapes,
-            dtype=first.dtype,
-            out_dtype=first.out_dtype,
-            layout=list(layouts) or ["nt"],
-            store=store,
-            progress=view,
-            options=options,
-        )
+        result = sweep(names, workloads, store=store, progress=view, options=options)
     if not quiet:
         tune_output.show_sweep(result)
     return tune_output.sweep_record(result)
