@@ -72,7 +72,7 @@ def model() -> torch.nn.Module:
 def test_patch_begins_to_compile_each_product_once(planned: Planned) -> None:
     outblas.patch(model())
 
-    rows = {(p.N, p.K): [] for p in planned.ahead}
+    rows: dict[tuple[int, int], list[int]] = {(p.N, p.K): [] for p in planned.ahead}
     for problem in planned.ahead:
         rows[problem.N, problem.K].append(problem.M)
     assert sorted(rows) == [(16, 8), (16, 16)]
@@ -138,7 +138,7 @@ def test_what_cannot_be_prepared_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
     for rows, error in ((1.0, TypeError), (True, TypeError), (0, ValueError)):
         with pytest.raises(error, match=f"rows is {rows if error is ValueError else ''}"):
-            report.prepare(rows)
+            report.prepare(rows)  # type: ignore[arg-type]
     for other in (outblas.patch(layers, dry_run=True), outblas.unpatch(layers)):
         with pytest.raises(ValueError, match="expected one of patch"):
             other.prepare()

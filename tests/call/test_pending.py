@@ -21,7 +21,8 @@ class Worker:
     """What compiles in the place of a worker. Its kernel writes 7."""
 
     def __init__(self) -> None:
-        self.ready, self.asked, self.error = False, 0, None
+        self.ready, self.asked = False, 0
+        self.error: CompileFailed | None = None
 
     def launcher(self, *_: object, **options: object) -> Any:
         self.asked += 1

@@ -157,25 +157,25 @@ def must_wait() -> bool:
     )
 
 
+def _is_repeated() -> bool:
+    frame = sys._getframe()
+    while (caller := frame.f_back) is not None:
+        if _repeats(caller.f_code.co_filename):
+            return True
+        frame = caller
+    return False
+
+
 @functools.cache
-def _repeating() -> tuple[str, ...]:
-    """Returns how the names of files of torch begin that run compiled programs, whose graphs of
-    CUDA are recorded after a few calls, and that compute a forward pass a second time.
+def _repeats(file: str) -> bool:
+    """Returns whether a file of torch runs compiled programs, whose graphs of CUDA are recorded
+    after a few calls, or computes a forward pass a second time.
     """
     import torch
 
     folder = Path(torch.__file__).parent
     parts = "utils/checkpoint.py", "_inductor", "_functorch/_aot_autograd"
-    return tuple(str(folder / part) for part in parts)
-
-
-def _is_repeated() -> bool:
-    frame = sys._getframe()
-    while (caller := frame.f_back) is not None:
-        if caller.f_code.co_filename.startswith(_repeating()):
-            return True
-        frame = caller
-    return False
+    return file.startswith(tuple(str(folder / part) for part in parts))
 
 
 def end_generation() -> None:
