@@ -59,13 +59,6 @@ class Caught(NamedTuple):
         return getattr(self.kernel, "__name__", type(self.kernel).__name__)
 
 
-def place(offset: int, row: int, column: int, stride: int) -> str:
-    """How a message says where the first stray write is."""
-    return (
-        rf"first at offset {offset} \(row {row}, column {column} at a leading stride of {stride}\)"
-    )
-
-
 UNWRITTEN = Caught(
     broken.unwritten_tile,
     (exact, bounded, nonfinite, determinism),
@@ -77,13 +70,13 @@ STRAY_WRITES = [
         broken.row_above,
         (exact,),
         RAGGED,
-        r"^out: elements overwritten 51 before it; " + place(-51, -1, 0, 51),
+        r"^out: elements overwritten 51 before it; first at offset -51, strides \[51, 1\]",
     ),
     Caught(
         broken.row_below,
         (exact, bounded, nonfinite, determinism),
         RAGGED,
-        r"^out: elements overwritten 51 after it; " + place(45 * 51, 45, 0, 51),
+        r"^out: elements overwritten 51 after it; first at offset 2295, ",
     ),
     Caught(broken.row_above, (exact,), WIDE, r"^out: elements overwritten 700 before it"),
     Caught(broken.row_below, (exact,), WIDE, r"^out: elements overwritten 700 after it"),
@@ -92,13 +85,13 @@ STRAY_WRITES = [
         broken.into_gap,
         (exact,),
         replace(RAGGED, pad=4),
-        r"^out: .* 2 in its gaps; " + place(216, 3, 51, 55),
+        r"^out: .* 2 in its gaps; first at offset 216, strides \[55, 1\]",
     ),
     Caught(
         broken.overwrites_input,
         (exact, nonfinite),
         RAGGED,
-        r"^b: elements overwritten 1 inside it; first at offset 113 \(column 3, row 2 at",
+        r"^b: elements overwritten 1 inside it; first at offset 113, strides \[1, 37\]",
     ),
     Caught(
         broken.overwrites_input_first,
@@ -234,7 +227,7 @@ SPECIAL_VALUES = [
         broken.clamps,
         (nonfinite,),
         SQUARE,
-        r"wrong: .*expected -?inf, got -?9984; largest error inf",
+        r"wrong: .*expected -?inf, got -?9984",
     ),
 ]
 WAVERING = Caught(

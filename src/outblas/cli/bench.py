@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Group, RenderableType
-from rich.live import Live
-from rich.text import Text
+from rich.console import RenderableType
 
-from outblas.base import grouped_shapes, progress, registry
+from outblas.base import grouped_shapes, registry
 from outblas.base.shapes import LAYOUTS
 from outblas.cli import progress_line
 from outblas.cli.common import (
@@ -163,7 +161,7 @@ def bench(
             _check_kernels(chosen, device, dtype)
         least = dict.fromkeys(ROUNDS, rounds) if rounds else ROUNDS
         campaign = Campaign(peers.competitors(chosen, operation, device, ladder), operation, least)
-    report, passed = _run(campaign, campaign.run(tasks, modes), save, quiet=json)
+    report, passed = shown(campaign, campaign.run(tasks, modes), save, quiet=json)
     if json:
         print_json(report)
     raise typer.Exit(0 if passed else 1)
@@ -218,10 +216,10 @@ def _check_kernels(chosen: list[Provider], device: torch.device, dtype: str) -> 
             check_dtype(dtype, kernel.name, kernel.dtypes)
 
 
-def _run(
-    campaign: Campaign, records: Iterator[Record], save: Path | None, *, quiet: bool
+def shown(
+    campaign: Campaign, records: Iterator[Record], save: Path | None = None, *, quiet: bool = False
 ) -> tuple[dict[str, Any], bool]:
-    """Runs the campaign under a live table, and says whether every product was right.
+    """Runs the campaign, prints a table unless `quiet`, and says whether every product was right.
 
     An interrupted campaign leaves what is done in `save` and on the screen.
     """
@@ -230,27 +228,21 @@ def _run(
     report: dict[str, Any] = {"environment": environment(), "results": []}
     rows: list[tuple[str, ...]] = []
     passed = True
-
-    def view(doing: str = "") -> Group:
-        title = f"{report['environment']['gpu']}, {campaign.operation.dtype}"
-        table = [] if quiet else [_view(title, rows, campaign.base)]
-        return Group(*table, *([Text(doing, style="dim")] if doing else []))
-
-    with Live(view(), console=console, refresh_per_second=4, transient=quiet) as live:
-        below_the_table = console.is_terminal and not quiet
-        heard = progress.heard(lambda doing: live.update(view(doing)))
-        with heard if below_the_table else progress_line.shown():
+    try:
+        with progress_line.shown():
             for record in records:
                 if record.bandwidth_share is not None:
                     report["environment"]["copy_gbs"] = campaign.copy_gbs
                 report["results"].append(asdict(record))
                 rows.append(row(record))
                 passed &= record.passed
-                live.update(view())
                 if save is not None:
                     results = [without_nulls(entry) for entry in report["results"]]
                     save_json(save, {**report, "results": results})
-        live.update(view())
+    finally:
+        if rows and not quiet:
+            title = f"{report['environment']['gpu']}, {campaign.operation.dtype}"
+            console.print(_view(title, rows, campaign.base))
     return report, passed
 
 

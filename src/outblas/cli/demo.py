@@ -5,10 +5,11 @@ from __future__ import annotations
 import typer
 
 from outblas.base import progress, registry
-from outblas.cli import progress_line
-from outblas.cli.common import NONE, console, figure, note, table
+from outblas.cli import bench, inspect, progress_line, verify
+from outblas.cli.common import console, note
 
 N = 4096
+CHECKED = "65x130x257,1x300x1000,128"  # shapes, in the interpreter
 # Commands to try next: everywhere, on a GPU, and without one.
 STEPS = (
     ("outblas list", "every kernel and its idea"),
@@ -33,7 +34,11 @@ def demo() -> None:
     import torch
 
     on_gpu = torch.cuda.is_available()
-    passed = _on_gpu() if on_gpu else _without_gpu()
+    try:
+        passed = _on_gpu() if on_gpu else _without_gpu()
+    except ImportError as error:
+        note(str(error), None)
+        passed = False
     note("\nTry next:", None)
     for command, what in (*STEPS, *(STEPS_ON_GPU if on_gpu else STEPS_WITHOUT_GPU)):
         note(f"  {command}  # {what}", None, highlight=False)
@@ -52,82 +57,30 @@ def _on_gpu() -> bool:
     from outblas.bench.tasks import GemmTask
 
     device = torch.device("cuda", torch.cuda.current_device())
-    console.print(
-        f"{torch.cuda.get_device_name(device)}: C = A·B, {N}×{N}×{N} in bfloat16, B transposed."
-    )
-    with progress_line.shown():
-        campaign = Campaign([parse(BASE), *runnable(device)])
-        records = list(campaign.run([GemmTask((N, N, N), "nt")], ["burst"]))
-    rows = [
-        (
-            r.label,
-            r.check,
-            figure(r.us, ".1f"),
-            figure(r.tflops, ".0f"),
-            NONE if r.ratio is None else f"{r.ratio:.3f} ({r.ratio_low:.3f}–{r.ratio_high:.3f})",
-        )
-        for r in records
-    ]
-    columns = ("kernel", "check", "µs", "TFLOP/s", "× cuBLAS")
-    table("Burst: the GPU idles, then one warm-up call and 8 timed calls", columns, rows)
-    return all(record.passed for record in records)
+    campaign = Campaign([parse(BASE), *runnable(device)])
+    records = campaign.run([GemmTask((N, N, N), "nt")], ["burst"])
+    _, passed = bench.shown(campaign, records)
+    note("Burst: the GPU idles, then one warm-up call and 8 timed calls.")
+    return passed
 
 
 def _without_gpu() -> bool:
     """The portable kernel on small matrices through the interpreter, and the Hopper rungs
-    compiled.
+    compiled; false if an element is wrong, registers spill or the assembler warns.
     """
-    import torch
-
-    from outblas.verify.cases import Case
-    from outblas.verify.kernels import check
+    from outblas.inspect import inspect as inspection_of
 
     console.print(
         "There is no NVIDIA GPU: small products run in Triton's interpreter, and the Hopper "
         "kernels are compiled but not run."
     )
-    cases = [
-        Case(128, 128, 128, torch.bfloat16, layout="nt"),
-        Case(200, 120, 72, torch.float16),
-        Case(65, 130, 257, torch.float32, layout="tn"),
-        Case(33, 40, 50, torch.bfloat16, batch_a=(2, 1), batch_b=(3,)),
-        Case(1, 300, 1000, torch.float32, layout="nt"),
-    ]
-    try:
-        with progress_line.shown():
-            results = [check("portable", case, "exact", "cpu") for case in progress.counted(cases)]
-    except ImportError as error:
-        note(str(error), None)
-        return False
-    rows = [(r.case, "every element is exact" if r.ok else r.message) for r in results]
-    table("portable in the interpreter: C = A·B against float64", ("product", "check"), rows)
-    return _compile_hopper() and all(result.ok for result in results)
-
-
-def _compile_hopper() -> bool:
-    """What the assembler makes of every Hopper rung for sm_90a; false if registers spill or it
-    warns.
-    """
-    from outblas.inspect import inspect
-
-    try:
-        with progress_line.shown():
-            rungs = progress.counted(registry.ladder("hopper"), lambda kernel: kernel.name)
-            inspections = [inspect(kernel.name) for kernel in rungs]
-    except ImportError as error:
-        note(str(error), None)
-        return False
-    rows = [
-        (
-            i.kernel,
-            i.registers,
-            f"{i.spill_stores + i.spill_loads} B",
-            f"{i.smem_bytes} B",
-            " ".join(f"{n} × {op}" for op, n in i.instructions.items() if op.startswith("HGMMA")),
-            i.count("UTMALDG"),
-        )
-        for i in inspections
-    ]
-    columns = ("kernel", "registers", "spills", "shared memory", "wgmma", "TMA loads")
-    table("Compiled for sm_90a: bfloat16, B transposed", columns, rows)
-    return not any(i.spill_stores or i.spill_loads or i.warnings for i in inspections)
+    with progress_line.shown():
+        tally = verify.Tally("portable", "float32")
+        verify.count(tally, "cpu", verify.cases_of("float32", CHECKED, ["nt", "tn"]))
+    verify.show("cpu", [tally])
+    with progress_line.shown():
+        rungs = progress.counted(registry.ladder("hopper"), lambda kernel: kernel.name)
+        inspections = [inspection_of(kernel.name) for kernel in rungs]
+    inspect.show(inspections)
+    spilled = any(i.spill_stores or i.spill_loads or i.warnings for i in inspections)
+    return not (tally.failed or spilled)

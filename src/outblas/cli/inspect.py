@@ -111,7 +111,7 @@ def inspect(
         texts = (inspections[0].sass if sass else "", inspections[0].ptx_text if ptx else "")
         typer.echo("\n".join(filter(None, texts)))
     else:
-        give([each.record() for each in inspections], lambda: _show(inspections), json=json)
+        give([each.record() for each in inspections], lambda: show(inspections), json=json)
 
 
 def _archs(text: str | None) -> list[int]:
@@ -148,7 +148,8 @@ def _variants(
     return variants
 
 
-def _show(inspections: Sequence[Inspection]) -> None:
+def show(inspections: Sequence[Inspection]) -> None:
+    """Prints tables of resources, instructions and rooflines, and the assembler's warnings."""
     resources: dict[str, Callable[[Inspection], object]] = {
         "operands": lambda i: f"{i.dtype} {i.layout}",
         "registers": lambda i: i.registers,

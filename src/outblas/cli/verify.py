@@ -98,16 +98,16 @@ def verify(
         pairs = [(kernel.name, d) for kernel in chosen for d in split(dtype or "") or kernel.dtypes]
         with progress_line.shown():
             tallies = [
-                _tally(Tally(*pair), device, _cases(pair[1], sizes, layouts))
+                count(Tally(*pair), device, cases_of(pair[1], sizes, layouts))
                 for pair in progress.counted(pairs, " ".join)
             ]
     device_name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
     report = {"device": device_name, "results": [asdict(tally) for tally in tallies]}
-    give(report, lambda: _show(device_name, tallies), json=json)
+    give(report, lambda: show(device_name, tallies), json=json)
     raise typer.Exit(1 if any(t.failed or not t.passed for t in tallies) else 0)
 
 
-def _tally(tally: Tally, device: Any, cases: Iterator[Case]) -> Tally:
+def count(tally: Tally, device: Any, cases: Iterator[Case]) -> Tally:
     """Runs every oracle on every case, and counts what came of it."""
     from outblas.verify.kernels import Refused, check, oracles
     from outblas.verify.watchdog import watchdog
@@ -127,7 +127,7 @@ def _tally(tally: Tally, device: Any, cases: Iterator[Case]) -> Tally:
     return tally
 
 
-def _cases(dtype: str, sizes: str, layouts: list[str]) -> Iterator[Case]:
+def cases_of(dtype: str, sizes: str, layouts: list[str]) -> Iterator[Case]:
     """The cases of "quick", of "full", or of shapes, in the layouts."""
     import torch
 
@@ -141,7 +141,8 @@ def _cases(dtype: str, sizes: str, layouts: list[str]) -> Iterator[Case]:
     return (cases.Case(*shape, kind, layout=layout) for shape, layout in pairs)
 
 
-def _show(device: str, tallies: list[Tally]) -> None:
+def show(device: str, tallies: list[Tally]) -> None:
+    """Prints a table of what came of each, and the first failures."""
     columns = ("kernel", "dtype", "passed", "failed", "cases not supported", "")
     rows = [
         (

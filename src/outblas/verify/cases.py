@@ -48,26 +48,20 @@ class Case:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for option, value, allowed in (
-            ("dtype", self.dtype, tuple(_SHORT)),
-            ("out_dtype", self.result_dtype, (self.dtype, torch.float32)),
-            ("layout", self.layout, LAYOUTS),
-            ("expand", self.expand, ("", "a", "b")),
-            ("out_layout", self.out_layout, ("n", "t")),
-            ("addend", self.addend, ADDENDS),
-        ):
-            if value not in allowed:
-                raise ValueError(
-                    f"{option} is {value!r}, expected one of {', '.join(repr(a) for a in allowed)}"
-                )
-        for name, size in (
-            ("M", self.M),
-            ("N", self.N),
-            ("K", self.K),
-            ("offset", self.offset),
-            ("pad", self.pad),
-        ):
-            if size < 0:
+        choices: dict[str, tuple[Any, ...]] = {
+            "dtype": tuple(_SHORT),
+            "out_dtype": (None, self.dtype, torch.float32),
+            "layout": LAYOUTS,
+            "expand": ("", "a", "b"),
+            "out_layout": ("n", "t"),
+            "addend": ADDENDS,
+        }
+        for name, allowed in choices.items():
+            if (value := getattr(self, name)) not in allowed:
+                expected = ", ".join(map(repr, allowed))
+                raise ValueError(f"{name} is {value!r}, expected one of {expected}")
+        for name in ("M", "N", "K", "offset", "pad"):
+            if (size := getattr(self, name)) < 0:
                 raise ValueError(f"{name} is {size}, expected at least 0")
         if self.addend and self.batch:
             raise ValueError(

@@ -110,16 +110,6 @@ class Guarded:
             for begin in range(0, changed.numel(), _CHUNK)
             if (hits := changed[begin : begin + _CHUNK].nonzero()).numel()
         )
-        return (
-            f"{self.name}: elements overwritten {counts}; first at offset "
-            f"{self._place(first - self.start)}"
-        )
-
-    def _place(self, offset: int) -> str:
-        """Formats an offset, also in steps of the matrix's leading stride where it has one."""
-        lead = max(self.strides[-2:], default=0)
-        if len(self.strides) < 2 or lead < 2:
-            return str(offset)
-        names = ("row", "column") if self.strides[-2] == lead else ("column", "row")
-        major, minor = divmod(offset, lead)
-        return f"{offset} ({names[0]} {major}, {names[1]} {minor} at a leading stride of {lead})"
+        offset = first - self.start
+        strides = f"strides {list(self.strides)}"
+        return f"{self.name}: elements overwritten {counts}; first at offset {offset}, {strides}"
