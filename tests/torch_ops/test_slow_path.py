@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 import outblas
 from outblas import FallbackWarning, addmm, linear, matmul
@@ -285,6 +286,13 @@ class Weight(torch.nn.Parameter):
         self.load = data.copy_
 
 
+class Passing(TorchFunctionMode):
+    """A mode that changes nothing."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
 class Forwarding(Weight):
     """It overrides torch's functions, and leaves all of them to its base class."""
 
@@ -358,6 +366,17 @@ def test_values_of_a_subclass_are_multiplied_by_a_kernel_into_torchs_type(
     for mode in (contextlib.nullcontext(), torch.device("meta")):
         with mode, warnings.catch_warnings(action="error"):
             assert same(ours(X, w, kernel="portable"), of_torch(X, w))
+
+
+@pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
+@pytest.mark.parametrize("kind", [Plain, Weight, Forwarding, Sealed])
+def test_a_function_mode_and_types_that_leave_the_call_to_torch_end_in_a_result(kind: Any) -> None:
+    a, b = torch.ones(2, 3), kind(torch.ones(3, 4))
+    with Passing():
+        result = outblas.matmul(a, b)
+
+    assert type(result) is type(torch.matmul(a, b))
+    assert result.eq(3).all()
 
 
 @pytest.mark.parametrize("kernel", [{}, {"kernel": "portable"}], ids=["default", "portable"])

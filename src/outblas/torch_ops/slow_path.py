@@ -109,7 +109,8 @@ def _run_overridden(call: Arguments) -> Tensor:
             for name, value in scalars.items()
             if not (is_plain_scalar(value) and value == 1)
         }
-    before, _offer.call = _offer.call, call
+    # Types that were asked, or must not be, are not offered the call by a mode either.
+    before, _offer.call = _offer.call, call if overrides_enabled() else None
     try:
         result: Tensor = handle_torch_function(public, tensors.values(), *operands, **keywords)
         return result
