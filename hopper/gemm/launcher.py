@@ -69,7 +69,9 @@ class Launcher:
         """
 
         def filled(view: TensorView) -> TensorView:
-            return TensorView(tuple(rows if n == ROWS else n for n in view.shape), view.strides)
+            if ROWS not in view.shape:
+                return view
+            return TensorView(tuple([rows if n == ROWS else n for n in view.shape]), view.strides)
 
         a, b, out = map(filled, self.matrix_views)
         epilogue = self.epilogue_views

@@ -12,7 +12,7 @@ and what makes each step safe:
 2. Handed out: `get_workspace` returns it, and the caller's frame refers to it until the launch is
    enqueued. Only that reference keeps the memory alive between the two: another thread may replace
    the workspace in `_workspaces` meanwhile, but cannot free it.
-3. Replaced by a larger one, or dropped for lack of room: `_workspaces` drops its reference. Kernels
+3. Replaced by one of the next powers of two, or dropped for lack of room: `_workspaces` drops its reference. Kernels
    may still run, or be about to be launched by threads that refer to it; they run in stream order
    with the kernels of its successor.
 4. Dropped by the last caller, whose kernel is enqueued: the memory may return to the allocator as
@@ -142,6 +142,8 @@ def _make(index: int, stream: Any, key: Hashable, floats: int, counters: int) ->
     foreign = [other for other, kept in _workspaces.items() if kept.done is not None]
     if key not in foreign and len(foreign) >= FOREIGN:
         del _workspaces[foreign[0]]
+    # A new number of rows may need a little more; few workspaces are waited for this way.
+    floats, counters = (1 << (size - 1).bit_length() for size in (floats, counters))
     before = _workspaces.get(key)
     if before is not None and before.sums is not None and before.counters is not None:
         floats, counters = max(floats, before.sums.numel()), max(counters, before.counters.numel())

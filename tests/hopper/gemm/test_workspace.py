@@ -85,12 +85,13 @@ def test_a_workspace_that_is_large_enough_is_used_again(gpu: FakeGpu) -> None:
 
 
 def test_a_larger_workspace_shrinks_in_neither_part(gpu: FakeGpu) -> None:
+    """Parts grow to powers of two, so that few calls wait for a larger one."""
     workspace.get_workspace(0, 100, 10)
 
     larger = workspace.get_workspace(0, 50, 20)
 
-    assert (larger.sums.numel(), larger.counters.numel()) == (100, 20)
-    assert workspace.get_workspace(0, 100, 20) is larger
+    assert (larger.sums.numel(), larger.counters.numel()) == (128, 32)
+    assert workspace.get_workspace(0, 128, 32) is larger
     assert (len(gpu.allocated), gpu.kept) == (2, 2)
 
 
