@@ -12,9 +12,9 @@ and what makes each step safe:
 2. Handed out: `get_workspace` returns it, and the caller's frame refers to it until the launch is
    enqueued. Only that reference keeps the memory alive between the two: another thread may replace
    the workspace in `_workspaces` meanwhile, but cannot free it.
-3. Replaced by one of the next powers of two, or dropped for lack of room: `_workspaces` drops its reference. Kernels
-   may still run, or be about to be launched by threads that refer to it; they run in stream order
-   with the kernels of its successor.
+3. Replaced by a larger one, of the next powers of two, or dropped for lack of room: `_workspaces`
+   drops its reference. Kernels may still run, or be about to be launched by threads that refer to
+   it; they run in stream order with the kernels of its successor.
 4. Dropped by the last caller, whose kernel is enqueued: the memory may return to the allocator as
    soon as the kernels enqueued so far have ended. For a stream of torch's own, which is never
    destroyed, the allocator ensures that: `record_stream` was called before the workspace was first
