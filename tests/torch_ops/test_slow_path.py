@@ -369,7 +369,7 @@ def test_values_of_a_subclass_are_multiplied_by_a_kernel_into_torchs_type(
 
 
 @pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
-@pytest.mark.parametrize("kind", [Plain, Weight, Forwarding, Sealed])
+@pytest.mark.parametrize("kind", [Plain, Weight, Forwarding])
 def test_a_function_mode_and_types_that_leave_the_call_to_torch_end_in_a_result(kind: Any) -> None:
     a, b = torch.ones(2, 3), kind(torch.ones(3, 4))
     with Passing():
