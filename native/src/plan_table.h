@@ -64,7 +64,7 @@ class PlanTable {
   struct Entry {
     CallKey key;
     std::shared_ptr<Plan> plan;
-    mutable bool used = true;
+    bool used = false;
   };
 
   std::list<Entry> entries_;  // in the order of the clock, whose hand is at the first

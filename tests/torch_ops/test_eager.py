@@ -94,6 +94,19 @@ def test_the_oldest_plan_is_forgotten_where_there_are_too_many(
     assert planned == [(1, 5)]
 
 
+@pytest.mark.parametrize("cpu_plans_run", ["stand-in"], indirect=True)
+def test_a_plan_that_is_in_use_stays_where_there_are_too_many(
+    planned: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "PLAN_LIMIT", 6)
+    for size in range(2, 30):
+        matmul(A, B)
+        matmul(torch.ones(3, size), torch.ones(size, 2))
+
+    assert planned.count((6, 5)) == 1
+    assert len(planned) == 29
+
+
 def test_the_oldest_kind_of_one_shape_is_forgotten(planned: list[tuple[int, ...]]) -> None:
     operands = [torch.empty(6, stride)[:, :5].copy_(A) for stride in range(5, 22)]
     for a in operands:

@@ -15,7 +15,7 @@ this key, others have the number of A's elements beside it.
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
@@ -106,7 +106,7 @@ class WarmPlan:
     gradients: bool | None = None
     tf32: bool | None = None
     depends: bool = False
-    used: bool = True
+    used: bool = False
     offered: int = -1
 
     def keep(
@@ -122,8 +122,8 @@ class WarmPlan:
         assert self.call is not None, "a plan is kept once"
         key, count, others, tensors = self.call
         a = tensors[0]
-        guard = None if is_repeated(tensors) else tensor_guard(tensors)
-        if guard is None:
+        guard = tensor_guard(tensors)
+        if guard is None or len({id(t) for t in tensors}) < len(tensors):
             return False
         self.matches = guard
         if key[0] < _FROM_DISPATCHER and any(t.requires_grad for t in tensors):
@@ -201,11 +201,6 @@ def is_observed(*tensors: Any) -> bool:
     )
 
 
-def is_repeated(tensors: Sequence[Tensor]) -> bool:
-    """Returns whether a tensor is there twice."""
-    return len({id(t) for t in tensors}) < len(tensors)
-
-
 def is_plain(t: object) -> bool:
     """Returns whether a value is a tensor of a type that changes nothing: one of torch's own two,
     or one that overrides no operator, and has switched functions off, which wrap results otherwise.
@@ -277,10 +272,10 @@ def find(kind: int, options: Any, a: Tensor, b: Tensor, others: Others = ()) -> 
             ):
                 entry.used = True
                 return entry
-        if None in bucket:
-            for entry in bucket[None]:
-                if entry.matches(*tensors) and (not entry.depends or _is_state_of(entry)):
-                    return _at(entry, key, count, tensors)
+        for entry in bucket.get(None, ()):
+            if entry.matches(*tensors) and (not entry.depends or _is_state_of(entry)):
+                entry.used = True
+                return _at(entry, key, count, tensors)
     return WarmPlan((key, count, others, tensors))
 
 
@@ -303,7 +298,7 @@ def _at(entry: WarmPlan, key: Key, count: int, tensors: tuple[Tensor, ...]) -> W
     plan = _part(entry.plan, tensors[0], entry.columns)
     guard = tensor_guard(tensors)
     assert guard is not None, "there was one for other rows"
-    exact = replace(entry, matches=guard, plan=plan, offered=-1)
+    exact = replace(entry, matches=guard, plan=plan, used=False, offered=-1)
     _insert(key, count, exact)
     return exact
 
@@ -324,37 +319,30 @@ def _guard_of_any_rows(
         elif t.numel() > 1 and (name == "scale_a" or t.shape[:-1].numel() > 1):
             return None
     free = [id(t) in with_rows for t in tensors]
-    sizes = [[*[None] * n, *t.shape[n:]] for t, n in _open(tensors, free, 1)]
-    strides = [[*[None] * n, *t.stride()[n:]] for t, n in _open(tensors, free, 2)]
+    n = len(lead)  # strides of a row and of its elements stay as they are
+    sizes = [
+        [None] * n + [t.shape[-1]] if is_free else list(t.shape)
+        for t, is_free in zip(tensors, free, strict=True)
+    ]
+    strides = [
+        [None] * (n - 1) + [*t.stride()[-2:]] if is_free else list(t.stride())
+        for t, is_free in zip(tensors, free, strict=True)
+    ]
     check = tensor_guard(tensors, sizes, strides)
     if check is None or len(tensors) < 2 + sum(t is not None for t in others):
         return None
 
     def matches(*call: Tensor) -> bool:
         lead = call[0].shape[:-1]
+        with_rows = [*itertools.compress(call, free)]
         return (
             check(*call)
             and lead.numel() > 1
-            and all(t.shape[:-1] == lead for t in itertools.compress(call, free))
-            and (
-                len(lead) == 1
-                or all(
-                    t.stride() == packed_strides(t.shape) for t in itertools.compress(call, free)
-                )
-            )
+            and all(t.shape[:-1] == lead for t in with_rows)
+            and (len(lead) == 1 or all(t.stride() == packed_strides(t.shape) for t in with_rows))
         )
 
     return matches if matches(*tensors) else None
-
-
-def _open(
-    tensors: Sequence[Tensor], free: Sequence[bool], compared: int
-) -> Iterator[tuple[Tensor, int]]:
-    """Yields tensors and how many of their first dimensions a guard leaves open: all but so many of
-    those with free rows.
-    """
-    for t, is_free in zip(tensors, free, strict=True):
-        yield t, t.dim() - compared if is_free else 0
 
 
 def clear() -> None:

@@ -66,7 +66,7 @@ def choose_grouped(rules: Rules, given: Grouped) -> tuple[dispatch.Plan | str, s
     plan = given.plan(given.problem(), kernels)
     try:
         with compiling.deferred():
-            plan(*given.tensors)  # loads the kernel, which a capture may not do
+            plan(given.a, given.b, given.offs)  # loads the kernel, which a capture may not do
     except CompilePending:
         return PENDING, str(product)
     except Exception as error:  # torch computed this product before `enable`, and still can

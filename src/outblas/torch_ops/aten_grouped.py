@@ -5,7 +5,7 @@ Its operator, `_grouped_mm`, multiplies two batches where both operands have 3 d
 call is planned as `bmm`. What follows is about all others, whose groups `offs` divides.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -121,19 +121,6 @@ class Grouped(NamedTuple):
     offs: Tensor
     bias: Tensor | None
     out_dtype: torch.dtype | None
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors that a plan depends on."""
-        return self.a, self.b, self.offs
-
-    def key(self) -> tuple[Any, ...]:
-        """Returns what a plan depends on and a guard does not compare. Raises RuntimeError for
-        operands without an address.
-        """
-        a, b, offs, bias, out_dtype = self
-        addresses = read_address(a) & 15, read_address(b) & 15, read_address(offs) & 15
-        return (GROUPED, a.shape, b.shape, *addresses, bias is None, out_dtype)
 
     def reason(self) -> str:
         """Returns why torch computes the call, whatever the rules are; "" if it need not."""

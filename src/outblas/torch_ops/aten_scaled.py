@@ -3,15 +3,13 @@ form of `outblas.scaled_mm`, and which of them stay with torch.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from outblas.call.dispatch import Call, Plan
 from outblas.call.epilogue import EpilogueArgs
 from outblas.call.errors import OperandError
-from outblas.call.sm_carveout import reserved
-from outblas.call.tensor_memory import LINE, read_address
 from outblas.torch_ops import block_scales, eager_scaled, scaled_operator
 
 Tensor = torch.Tensor
@@ -19,7 +17,6 @@ Tensor = torch.Tensor
 OPERATOR = "_scaled_mm"
 DTYPES = tuple(scaled_operator.FORMATS)
 NOT_INVARIANT = "_scaled_mm has no batch-invariant kernel"
-_LINE_MASK = LINE - 1
 
 
 class Scaled(NamedTuple):
@@ -49,26 +46,6 @@ class Scaled(NamedTuple):
         out: Tensor | None,
     ) -> "Scaled":
         return cls(a, b, *scales, bias, None, out_dtype, use_fast_accum, out)
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors that a plan depends on. A guard takes no tensor twice, and both scales are
-        often one.
-        """
-        scales = (self.scale_a,) if self.scale_b is self.scale_a else (self.scale_a, self.scale_b)
-        return (self.a, self.b, *scales, *(t for t in (self.bias, self.out) if t is not None))
-
-    def key(self) -> tuple[Any, ...]:
-        """Returns what a plan depends on and a guard does not compare. Raises RuntimeError for
-        operands without an address.
-        """
-        others = self.scale_a, self.scale_b, self.bias, self.out
-        rest = [None if t is None else read_address(t) & 15 for t in others]
-        in_line = read_address(self.a) & _LINE_MASK, read_address(self.b) & _LINE_MASK
-        scales_result = self.scale_result is not None
-        options = self.scale_b is self.scale_a, scales_result, self.out_dtype, self.use_fast_accum
-        shapes = self.a.shape, self.b.shape
-        return (OPERATOR, *shapes, *in_line, *rest, *options, reserved())
 
     def reason(self) -> str:
         """Returns why torch computes the call, whatever the rules are; "" if it need not."""
