@@ -23,8 +23,6 @@ K = TypeVar("K")
 ROUNDS = 12  # before a candidate may drop out
 BATCH = 6  # rounds between two checks
 MOST_ROUNDS = 60
-# candidates that are surely closer than this after all rounds count as equally fast
-RESOLUTION = 0.002
 
 
 @dataclass
@@ -65,13 +63,6 @@ class SuccessiveElimination(Generic[K]):
     def over(self) -> bool:
         """Returns whether further rounds would change nothing of interest."""
         return self.rounds >= MOST_ROUNDS or (self.rounds >= ROUNDS and len(self.alive) < 2)
-
-    def ahead(self, candidate: K, others: Iterable[K]) -> bool:
-        """Returns whether each of the others is surely slower, or surely not faster by more than
-        RESOLUTION.
-        """
-        leads = [self.lead(candidate, other) for other in others if other != candidate]
-        return all(lead.sure_low > 1 or lead.sure_high < 1 + RESOLUTION for lead in leads)
 
     @property
     def leader(self) -> K:

@@ -185,13 +185,8 @@ def check(target: TuneTarget, workload: Workload, gpu: Gpu) -> None:
                 f"{name} needs an NVIDIA GPU, but was given the CPU: only portable runs there, in "
                 "Triton's interpreter"
             )
-    elif gpu.arch < record.min_arch or (record.max_arch is not None and gpu.arch > record.max_arch):
-        needed = f"sm_{record.min_arch}"
-        if record.max_arch is None:
-            needed += " or newer"
-        elif record.max_arch != record.min_arch:
-            needed += f" to sm_{record.max_arch}"
-        raise ValueError(f"{name} needs {needed}, but {gpu.name} is sm_{gpu.arch}")
+    elif reason := registry.arch_reason(record, gpu.arch, gpu.name):
+        raise ValueError(f"{name} {reason}")
     if workload.operand_dtype not in record.dtypes:
         raise ValueError(
             f"{name} needs operands of dtype {' or '.join(record.dtypes)}, but was given "

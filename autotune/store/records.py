@@ -374,8 +374,6 @@ class BestConfig:
         lead_high: The upper end of that interval.
         confidence: A lower bound of the confidence, from 0 to 1, that this config is the fastest of
             its kernel's finalists.
-        separated: Whether no other finalist of the kernel can be as fast, or faster by more than
-            the finals resolve.
         screened: How many configs, of all kernels, were measured before the finals.
         valid: How many configs, of all kernels, could have been measured.
         finalists: The finalists of all kernels, the fastest first.
@@ -416,7 +414,6 @@ class BestConfig:
     lead_low: float | None = None
     lead_high: float | None = None
     confidence: float | None = None
-    separated: bool = False
     screened: int = 0
     valid: int = 0
     finalists: tuple[Finalist, ...] = ()

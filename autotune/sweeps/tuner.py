@@ -247,7 +247,6 @@ class Tuning:
             lead_low=lead.sure_low if lead is not None else None,
             lead_high=lead.sure_high if lead is not None else None,
             confidence=race.confidence(best, order),
-            separated=race.ahead(best, order),
             screened=self._screened(),
             valid=self.outcome.plan.valid,
             finalists=finalists,

@@ -64,7 +64,6 @@ def test_the_winner_is_described(report: model.TuneReport) -> None:
     [
         ({"confidence": 0.0}, "tie"),
         ({"confidence": 1.0}, "over 99.9%"),
-        ({"separated": False}, "at least 99.0%, not separated"),
         ({"confidence": None}, "–"),
     ],
     ids=str,

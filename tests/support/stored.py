@@ -69,7 +69,6 @@ def winner(**changes: Any) -> BestConfig:
         "lead_low": 1.005,
         "lead_high": 1.02,
         "confidence": 0.99,
-        "separated": True,
         "screened": 60,
         "valid": 80,
         "finalists": (FINALIST, FINALIST),

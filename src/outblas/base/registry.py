@@ -137,6 +137,18 @@ def _read(name: str) -> Kernel:
     raise ImportError(f"{module_name(name)} defines no KERNEL = Kernel(...)")
 
 
+def arch_reason(record: Kernel, arch: int, gpu: str) -> str | None:
+    """Returns why a kernel cannot run on a GPU of this name and architecture; None if it can."""
+    if arch >= record.min_arch and (record.max_arch is None or arch <= record.max_arch):
+        return None
+    needed = f"sm_{record.min_arch}"
+    if record.max_arch is None:
+        needed += " or newer"
+    elif record.max_arch != record.min_arch:
+        needed += f" to sm_{record.max_arch}"
+    return f"needs {needed}, but {gpu} is sm_{arch}"
+
+
 def ladder(name: str | None = None) -> tuple[Kernel, ...]:
     """List the kernels of a ladder from its first rung to its last, or those of all ladders.
 

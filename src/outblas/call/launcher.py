@@ -46,16 +46,7 @@ def unsupported_device_reason(record: registry.Kernel, device: torch.device) -> 
     if torch.version.cuda is None:
         return "needs an NVIDIA GPU, but torch was built for another vendor's"
     major, minor = torch.cuda.get_device_capability(device)
-    arch = 10 * major + minor
-    if arch >= record.min_arch and (record.max_arch is None or arch <= record.max_arch):
-        return None
-    if record.max_arch == record.min_arch:
-        needed = f"sm_{record.min_arch}"
-    elif record.max_arch is None:
-        needed = f"sm_{record.min_arch} or newer"
-    else:
-        needed = f"sm_{record.min_arch} to sm_{record.max_arch}"
-    return f"needs {needed}, but {torch.cuda.get_device_name(device)} is sm_{arch}"
+    return registry.arch_reason(record, 10 * major + minor, torch.cuda.get_device_name(device))
 
 
 def no_kernel_reason(problem: Problem) -> str | None:

@@ -146,8 +146,7 @@ def confidence(w: BestConfig) -> str:
     if w.confidence is None or not w.runner_up:
         return NONE
     words = "over 99.9%" if w.confidence > 0.999 else f"at least {w.confidence:.1%}"
-    words = words if w.confidence > 0 else "tie"
-    return words if w.separated else f"{words}, not separated"
+    return words if w.confidence > 0 else "tie"
 
 
 def _us(value: float | None) -> str:

@@ -105,7 +105,6 @@ def test_the_winner_has_its_figures(tune: Tune) -> None:
     winner = tune(FakeWorker(), 10, top_k=3).winner
 
     assert (winner.screened, winner.valid) == (10, 10)
-    assert winner.separated
     assert winner.lead == pytest.approx(51 / 50)
     assert winner.ratio == 2.0
 
