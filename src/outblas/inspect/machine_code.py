@@ -36,8 +36,8 @@ class MachineCode:
     Example:
         >>> from outblas.inspect import MachineCode
         >>> code = MachineCode("kernel", 32, 0, 0, 0, 0, {"FFMA": 8, "LDG.E.128": 2}, sass="")
-        >>> code.count("LDG"), code.first("LDG")
-        (2, 'LDG.E.128')
+        >>> code.count("LDG")
+        2
     """
 
     name: str
@@ -59,17 +59,6 @@ class MachineCode:
             The number of instructions.
         """
         return sum(n for name, n in self.instructions.items() if name.startswith(prefix))
-
-    def first(self, prefix: str) -> str:
-        """Find a mnemonic by its beginning.
-
-        Args:
-            prefix: Such as "HGMMA".
-
-        Returns:
-            The first mnemonic that begins so; "" where none does.
-        """
-        return next((name for name in self.instructions if name.startswith(prefix)), "")
 
 
 def tool(name: str) -> Path:
