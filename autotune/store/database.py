@@ -27,7 +27,7 @@ from outblas.base.filesystems import network_filesystem
 from outblas.base.ownership import shown
 
 try:
-    import fcntl
+    import fcntl as fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 

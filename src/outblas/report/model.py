@@ -108,8 +108,10 @@ class TuneReport:
         """The best configs: the winner, the other finalists, then others by their screening."""
         best: dict[str, BestConfig | Finalist | Trial] = {}
         if self.winner is not None:
-            finalists = [f for f in self.winner.finalists if f.kernel == self.kernel]
-            best = {record.config: record for record in (self.winner, *finalists)}
+            best[self.winner.config] = self.winner
+            for finalist in self.winner.finalists:
+                if finalist.kernel == self.kernel:
+                    best.setdefault(finalist.config, finalist)
         final = len(best)
         for trial in self.timed:
             best.setdefault(trial.config, trial)
