@@ -28,9 +28,8 @@ from outblas.call.default_kernel import rows_of_choice
 from outblas.call.problem import Problem
 from outblas.call.products import Products, parse_line
 from outblas.hopper import grouped
-from outblas.hopper.gemm import heuristic, packed_choice
+from outblas.hopper.gemm import heuristic, packed, packed_choice
 from outblas.hopper.gemm.rule_cycles import rates
-from outblas.hopper.gemm.variant import example_variant
 from outblas.hopper.parts.config import HopperConfig
 from outblas.packing import build, examples
 
@@ -214,7 +213,7 @@ def variants(
             for rows in {min(first + n, last) for n in (1, *others, last)}:
                 of_layers = problems(kind, epilogue, [rows])
                 for problem, config in zip(of_layers, chosen[i :: len(ends)], strict=True):
-                    found[example_variant(problem, config, machine.sms)] = None
+                    found |= dict.fromkeys(packed.variants(problem, config, machine))
     return list(found)
 
 
