@@ -30,11 +30,6 @@ ROW_MULTIPLE = 8  # cuBLAS takes multiples of so many, where each has its own sc
 SIZES = 16  # multiples of other sizes
 
 
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise RuntimeError(f"torch._scaled_mm: {message}")
-
-
 def _have_strides(t: Tensor, *strides: int) -> bool:
     """Whether a tensor has these strides in the dimensions where they matter."""
     return all(
@@ -68,18 +63,15 @@ class ScaledMm:
         self.calls.append((a, b, scale_a, scale_b))
         M, K = a.shape
         N, blocks = b.shape[1], -(-K // BLOCK)
-        _require(not (M % ROW_MULTIPLE or N % SIZES or K % SIZES), f"{M}x{N}x{K}")
-        _require(a.stride(1) == 1 and a.stride(0) % SIZES == 0, "a is not by rows")
-        _require(b.stride(0) == 1 and b.stride(1) % SIZES == 0, "b is not by columns")
-        _require(scale_a.shape == (M, blocks) and _have_strides(scale_a, 1, M), "scale_a")
-        if scale_b.shape == (blocks, N):
-            _require(_have_strides(scale_b, N, 1), "scale_b of columns")
-            columns = 1
-        else:
-            _require(scale_b.shape == (blocks, -(-N // BLOCK)), "scale_b")
-            _require(_have_strides(scale_b, 1, blocks) and blocks % 4 == 0, "scale_b of blocks")
-            columns = BLOCK
-        _require((out.dtype, out.shape) == (out_dtype, (M, N)), "out")
+        assert (M % ROW_MULTIPLE, N % SIZES, K % SIZES) == (0, 0, 0), f"{M}x{N}x{K}"
+        assert (a.stride(1), a.stride(0) % SIZES) == (1, 0), "a is not by rows"
+        assert (b.stride(0), b.stride(1) % SIZES) == (1, 0), "b is not by columns"
+        assert (*scale_a.shape, _have_strides(scale_a, 1, M)) == (M, blocks, True)
+        columns = 1 if scale_b.shape == (blocks, N) else BLOCK
+        assert scale_b.shape == (blocks, -(-N // columns))
+        assert _have_strides(scale_b, *((N, 1) if columns == 1 else (1, blocks)))
+        assert columns == 1 or blocks % 4 == 0, "torch takes no padding of blocks"
+        assert (out.dtype, out.shape) == (out_dtype, (M, N))
         x = a.double() * scale_a.double().repeat_interleave(BLOCK, 1)[:, :K]
         of_terms = scale_b.double().repeat_interleave(BLOCK, 0)[:K]
         y = b.double() * of_terms.repeat_interleave(columns, 1)[:, :N]
