@@ -1,6 +1,8 @@
 """Calls whose kernel is being compiled: torch computes them until a compile has ended."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from outblas.base import compiling
 from outblas.base.compiling import CompileFailed, CompilePending
 from outblas.call import dispatch, launcher
+from outblas.call.artifact import example
 from outblas.call.dispatch import Call
 from outblas.call.epilogue import EpilogueArgs
 
@@ -101,9 +104,29 @@ def test_caches_hold_the_plan_that_takes_its_place(worker: Worker) -> None:
     for each in (call(), batch):
         dispatch.run(each)
 
-    for each in (call(), batch):
-        plan = dispatch.at_rows(dispatch.find_plan(each), each.a.shape)
-        assert dispatch.parts_of(plan) is not None, each
+    of_rows, of_batch = map(dispatch.find_plan, (call(), batch))
+    assert dispatch.parts_of(of_batch) is not None
+    assert dispatch.parts_of(of_rows.sizes[A.shape]) is not None  # type: ignore[attr-defined]
+
+
+def test_no_other_kernel_takes_the_place_of_a_tuned_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would keep it when the tuned one is there."""
+    problem = replace(
+        example(torch.bfloat16, None, "nt", (64, 64, 64)), device=torch.device("cuda")
+    )
+    tuner = SimpleNamespace(choices=lambda *_: [("hopper.gemm", "tuned")])
+    monkeypatch.setattr(launcher.hooks, "tuner", SimpleNamespace(get=lambda: tuner))
+    monkeypatch.setattr(launcher, "unsupported_reason", lambda *_: None)
+
+    def named(kernel: str, config: str, *_: object, **options: object) -> str:
+        if config == "tuned":
+            raise CompilePending(kernel)
+        return kernel
+
+    monkeypatch.setattr(launcher, "named_launcher", named)
+
+    with pytest.raises(CompilePending):
+        launcher.best_launcher(problem, "", no_product=False)
 
 
 @pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
