@@ -27,14 +27,13 @@ TIMEOUT = 180.0  # seconds per compile
 MEMORY = 12 << 30  # bytes that a process may allocate
 MEMORY_SHARE = 0.75  # of the memory that this process may use, where that is less
 CALLS = 100  # compiles per process; what compilers leak is freed with the process
-ATTEMPTS = 2  # at a compile whose process is killed from outside
 STARTS = 3  # failed starts of processes after which nothing is compiled ahead
 UNBUILT: tuple[Status, ...] = ("compile timeout", "compile crash")
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """How a compile ended. "killed": something else ended its process, twice. "ok" without
+    """How a compile ended. "killed": something else ended its process. "ok" without
     `seconds`: no process could be started, so the measuring process compiles.
     """
 
@@ -46,9 +45,8 @@ class Compiled:
 class Compilers:
     """A pool of threads with a process each, which compiles into the caches on disk.
 
-    A config that hangs or crashes affects only its own compile. A process that dies is replaced; a
-    compile whose process was killed from outside is started once more. Where no process can be
-    started, nothing is compiled ahead, and a warning says so.
+    A config that hangs or crashes affects only its own compile. A process that dies is replaced.
+    Where no process can be started, nothing is compiled ahead, and a warning says so.
     """
 
     def __init__(
@@ -94,9 +92,9 @@ class Compilers:
 
     # What follows runs in the threads of the pool.
     def _compile(self, target: TuneTarget, workload: Workload, config: str, arch: int) -> Compiled:
-        """Runs a compile in this thread's process, and in others where that one is killed."""
-        kills = deaths = 0
-        while True:
+        """Runs a compile in this thread's process, or in one that takes the call."""
+        reason = ""
+        for _ in range(STARTS):
             try:
                 process = self._loaded(target)
                 if process is None:
@@ -105,14 +103,14 @@ class Compilers:
             except RemoteError as error:
                 return Compiled("failed", str(error)[:1000])
             except WorkerDied as death:
-                kills += death.status == "killed"
-                deaths += death.status == "idle"
+                reason = str(death)
                 if death.status == "hang":
                     return Compiled("compile timeout", f"not compiled in {self.timeout:g} s")
                 if death.status == "crash":
-                    return Compiled("compile crash", str(death))
-                if self._closed or kills == ATTEMPTS or deaths == STARTS:
-                    return Compiled("killed", f"its compile processes ended: {death}")
+                    return Compiled("compile crash", reason)
+                if self._closed or death.status == "killed":
+                    break
+        return Compiled("killed", f"its compile process ended: {reason}")
 
     def _loaded(self, target: TuneTarget) -> WorkerProcess | None:
         """Returns a process that has imported a kernel and its DSL, which takes seconds. Raises
@@ -201,6 +199,7 @@ class Pool(Protocol):
         self, target: TuneTarget, workload: Workload, config: str, arch: int
     ) -> Future[Compiled]: ...
     def await_one(self, target: TuneTarget, seconds: float) -> None: ...
+    def close(self) -> None: ...
 
 
 class Ahead:

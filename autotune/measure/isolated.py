@@ -42,11 +42,15 @@ class Bench(Protocol):
     """
 
     @property
+    def label(self) -> str: ...  # names the GPU to users
+    @property
     def unlocked(self) -> str: ...
     def describe(self) -> Gpu: ...
     def open(self, workload: Workload) -> float: ...
     def screen(self, workload: Workload, entry: Entry, best_us: float | None) -> Screened: ...
     def race(self, workload: Workload, entries: Sequence[Entry], rounds: int) -> Raced: ...
+    def cancel(self) -> None: ...
+    def stop(self) -> None: ...
 
 
 class MeasureWorker:
@@ -62,7 +66,7 @@ class MeasureWorker:
     """
 
     def __init__(self, visible: str, *, trial_seconds: float = TRIAL_SECONDS) -> None:
-        self.visible = visible
+        self.label = visible
         self.on_gpu = visible != "cpu"
         self.unlocked = ""
         self.cublas_us = 0.0
@@ -214,7 +218,7 @@ class MeasureWorker:
                 self._loaded.clear()
                 self._process = WorkerProcess(
                     [worker.__name__],
-                    environment={"CUDA_VISIBLE_DEVICES": self.visible if self.on_gpu else ""},
+                    environment={"CUDA_VISIBLE_DEVICES": self.label if self.on_gpu else ""},
                 )
             return self._process
 
@@ -225,8 +229,8 @@ class MeasureWorker:
         """
         reason = self._gpu.acquire() if self._gpu is not None else ""
         if reason:
-            self.unlocked = f"{reason}; other sweeps on GPU {self.visible} may disturb the times"
-            fallback.warn_once(f"GPU {self.visible} is measured without its lock: {self.unlocked}")
+            self.unlocked = f"{reason}; other sweeps on GPU {self.label} may disturb the times"
+            fallback.warn_once(f"GPU {self.label} is measured without its lock: {self.unlocked}")
         try:
             yield
         finally:

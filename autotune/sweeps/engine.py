@@ -9,7 +9,6 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from outblas.autotune.measure.compile_pool import Compilers, Pool
 from outblas.autotune.measure.isolated import Bench, MeasureWorker
@@ -24,42 +23,20 @@ STOP_SECONDS = 10.0  # for an interrupted sweep to end
 LEAST_SECONDS = 5.0  # minimum budget of a workload
 
 
-class Place(Protocol):
+@dataclass
+class Place:
     """A GPU, or the CPU for Triton's interpreter: what measures there, and what compiles, if
-    anything does. `label` names it to users.
+    anything does. The GPUs of a machine share the compile processes.
     """
 
-    @property
-    def label(self) -> str: ...
-    @property
-    def bench(self) -> Bench: ...
-    @property
-    def compilers(self) -> Pool | None: ...
+    bench: Bench
+    compilers: Pool | None
 
     def cancel(self) -> None:
         """Ends what runs there, from another thread."""
-
-    def close(self) -> None:
-        """Frees it; called by the thread that used it."""
-
-
-@dataclass
-class LocalPlace:
-    """A GPU of this machine, named as in CUDA_VISIBLE_DEVICES, or "cpu". All share the compile
-    processes.
-    """
-
-    label: str
-    bench: MeasureWorker
-    compilers: Compilers | None
-
-    def cancel(self) -> None:
         self.bench.cancel()
         if self.compilers is not None:
             self.compilers.close()
-
-    def close(self) -> None:
-        self.bench.stop()
 
 
 def run_local(
@@ -68,7 +45,7 @@ def run_local(
     """Tunes workloads on GPUs of this machine, or on ["cpu"]."""
     compilers = None if list(gpus) == ["cpu"] else Compilers(options.compile_workers)
     seconds = options.trial_seconds
-    places = [LocalPlace(g, MeasureWorker(g, trial_seconds=seconds), compilers) for g in gpus]
+    places = [Place(MeasureWorker(g, trial_seconds=seconds), compilers) for g in gpus]
     try:
         return Engine(jobs, places, store, report, options).run()
     finally:
@@ -133,15 +110,15 @@ class Engine:
             self.errors.append(error)
             self.stop.set()
         finally:
-            place.close()
+            place.bench.stop()
             end.set()
 
     def _run_job(self, job: Job, place: Place) -> None:
         try:
             gpu = place.bench.describe()
         except WorkerDied as death:
-            reason = f"{place.label}: {death}"
-            self.report(Progress(job.workload, place.label, "failed", message=reason))
+            reason = f"{place.bench.label}: {death}"
+            self.report(Progress(job.workload, place.bench.label, "failed", message=reason))
             with self.lock:
                 self.result.failures.append(Failure(job.workload, reason))
             return
@@ -157,7 +134,7 @@ class Engine:
             place.compilers,
             self.store,
             self.report,
-            place.label,
+            place.bench.label,
             self.stop.is_set,
         ).run()
         with self.lock:

@@ -19,7 +19,7 @@ from outblas.autotune.measure.worker import Entry, Screened
 from outblas.autotune.search.target import TuneTarget
 from outblas.autotune.store.records import Gpu, Workload
 from outblas.autotune.store.store import Store
-from outblas.autotune.sweeps.engine import Engine
+from outblas.autotune.sweeps.engine import Engine, Place
 from outblas.autotune.sweeps.options import SweepOptions
 from outblas.autotune.sweeps.outcome import Job, Sweep
 from outblas.base import limits
@@ -58,7 +58,8 @@ def run(jobs: Sequence[Job], store: Store, report: Report, options: SweepOptions
         places = min(len(jobs), int(resources.get(needs, 0)))
         if places < 1:
             raise ValueError("the Ray cluster has neither GPUs nor CPUs")
-        remote = [RemotePlace(ray, needs, options) for _ in range(places)]
+        gpus = [RemoteGpu(ray, needs, options) for _ in range(places)]
+        remote = [Place(gpu, gpu if needs == "GPU" else None) for gpu in gpus]
         return Engine(jobs, remote, store, report, options).run()
 
 
@@ -152,7 +153,7 @@ class Actor:
 
 
 # Runs on the driver.
-class RemotePlace:
+class RemoteGpu:
     """A GPU of the cluster, whichever is free, as the tuner sees one here: it is its own bench and
     its own compilers.
     """
@@ -171,14 +172,6 @@ class RemotePlace:
         self._lost = 0  # actors in a row, without a result
         self._cancelled = False
         self.label, self.unlocked, self.workers = "", "", 1
-
-    @property
-    def bench(self) -> RemotePlace:
-        return self
-
-    @property
-    def compilers(self) -> RemotePlace | None:
-        return self if self._on_gpu else None
 
     def describe(self) -> Gpu:
         gpu = self._measure(MeasureWorker.describe)
@@ -225,6 +218,8 @@ class RemotePlace:
         if self._actor is not None:
             with contextlib.suppress(Exception):
                 self._ray.kill(self._actor)
+
+    stop = close
 
     def _measure(self, method: Callable[..., T], *arguments: Any) -> T:
         """Calls a method of the actor's worker. Raises WorkerDied, Cancelled."""

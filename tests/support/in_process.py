@@ -20,7 +20,7 @@ class InProcessWorker:
 
     def __init__(self, visible: str, **_: Any) -> None:
         assert visible == "cpu", visible
-        self.unlocked = ""
+        self.label, self.unlocked = visible, ""
         self._open: Workload | None = None
 
     def describe(self) -> Gpu:
