@@ -1,6 +1,7 @@
 """The operators as torch sees them: schema, fake tensors, mutation, errors, lazy views."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from support.every_function import (
 )
 
 from outblas import OperandError
+from outblas.base.compat.torch_private import below_autograd
+from outblas.call import dispatch
 
 pytestmark = pytest.mark.filterwarnings("ignore::outblas.FallbackWarning")
 
@@ -125,3 +128,57 @@ def test_an_error_is_caught_as_torchs_and_as_ours(name: str) -> None:
     assert isinstance(caught.value, RuntimeError)
     assert isinstance(caught.value, ValueError)
     assert out.eq(7).all()
+
+
+# ---- warm calls of operators, as compiled programs make them
+WARM: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
+    "matmul": (lambda a: ops.matmul(a, B), lambda a: a @ B),
+    "addmm": (lambda a: ops.addmm(C, a, B, 2, 3), lambda a: torch.addmm(C, a, B, alpha=2, beta=3)),
+    "gemm": (lambda a: ops.gemm(a, B, None, C[0]), lambda a: a @ B + C[0]),
+    "gemm with an addend": (
+        lambda a: ops.gemm(a, B, C, None, None, 2, 3, "relu"),
+        lambda a: torch.addmm(C, a, B, alpha=2, beta=3).relu(),
+    ),
+}
+MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "eager": nullcontext,
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+}
+
+
+@pytest.mark.parametrize("mode", [*MODES, "gradients"])
+@pytest.mark.parametrize("call", WARM)
+def test_a_warm_call_of_an_operator_runs_its_plan_alone(
+    call: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is neither described nor looked up a second time."""
+    ours, theirs = WARM[call]
+    with MODES.get(mode, nullcontext)():
+        a, b = (A.clone().requires_grad_(mode == "gradients") for _ in range(2))
+        ours(a), ours(a)
+        described: list[object] = []
+        monkeypatch.setattr(dispatch, "_cache_key", lambda *call: described.append(call))
+
+        result, expected = ours(a), theirs(b)
+
+    assert described == []
+    assert torch.equal(result, expected)
+    if mode == "gradients":
+        result.sum().backward()
+        expected.sum().backward()
+        assert a.grad is not None
+        assert b.grad is not None
+        assert torch.equal(a.grad, b.grad)
+
+
+@pytest.mark.parametrize("call", WARM)
+def test_below_autograd_an_operator_records_nothing(call: str) -> None:
+    ours, theirs = WARM[call]
+    a = A.clone().requires_grad_()
+
+    with below_autograd():
+        results = [ours(a) for _ in range(2)]
+
+    assert not any(result.requires_grad for result in results)
+    assert all(torch.equal(result, theirs(A)) for result in results)

@@ -359,11 +359,73 @@ _SPLIT: dict[str, Callable[..., tuple[Any, ...]]] = {
 }
 
 
+# ---- warm calls of operators
+def _warm_matmul(a: Tensor, b: Tensor) -> Tensor | None:
+    return eager.run(a, b, None, None, 1, 0, None)
+
+
+def _warm_addmm(c: Tensor, a: Tensor, b: Tensor, alpha: Any = 1, beta: Any = 1) -> Tensor | None:
+    if not (is_plain_scalar(alpha) and is_plain_scalar(beta)):
+        return None
+    return eager.run(a, b, c, None, alpha, beta, None)
+
+
+def _warm_gemm(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    alpha: Any = 1,
+    beta: Any = 1,
+    activation: str = "",
+) -> Tensor | None:
+    if c is None:
+        if alpha != 1:
+            return None
+        beta = 0
+    elif not (is_plain_scalar(alpha) and is_plain_scalar(beta)):
+        return None
+    return eager.run(a, b, c, None, alpha, beta, None, ops.epilogue(activation, bias, residual))
+
+
+# What runs an operator's call by its plan, or returns None, and the most arguments that it takes:
+# all before the output's dtype and the choice of a kernel.
+_WARM: dict[str, tuple[Callable[..., Tensor | None], int]] = {
+    "matmul": (_warm_matmul, 2),
+    "addmm": (_warm_addmm, 5),
+    "gemm": (_warm_gemm, 8),
+}
+
+
+def _below(name: str) -> Callable[..., Tensor]:
+    """Returns the kernel of an operator at the key of a device, which tensors of inference mode
+    reach without autograd.
+    """
+    (warm, most), compute = _WARM[name], ops.KERNELS[name]
+
+    def run(*given: Any) -> Tensor:
+        # With gradients on, a tensor may require one that autograd has recorded already.
+        if len(given) <= most and not torch.is_grad_enabled() and unobserved():
+            done = warm(*given)
+            if done is not None:
+                return done
+        result: Tensor = compute(*given)
+        return result
+
+    return run
+
+
 def _autograd(name: str) -> Callable[..., Any]:
     """Returns the Autograd kernel of an operator."""
     operator, split, aux = getattr(ops, name), _SPLIT[name], name == "gemm_aux" or None
+    warm, most = _WARM.get(name, (None, 0))
 
     def run(*given: Any) -> Any:
+        if warm is not None and len(given) <= most and unobserved():
+            done = warm(*given)
+            if done is not None:
+                return done
         a, b, c, bias, residual, arguments = split(*given)
         if forward_levels._current_level >= 0 and has_tangent(a, b, c, bias, residual):
             tensors = a, b, c, bias, residual
@@ -374,17 +436,6 @@ def _autograd(name: str) -> Callable[..., Any]:
                 return _by_torch(cause, (a, b, c, bias, residual), arguments, aux)
             found = _record(None, a, b, c, bias, residual, arguments, aux)
             return found[0] if isinstance(found, tuple) and not aux else found
-        alpha, beta, activation = arguments[:3]
-        if (
-            not aux
-            and arguments[3:] == ops.DEFAULTS[8:]
-            and (alpha == 1 if c is None else is_plain_scalar(alpha) and is_plain_scalar(beta))
-            and unobserved()
-        ):
-            extra = ops.epilogue(activation, bias, residual)
-            done = eager.run(a, b, c, None, alpha, 0 if c is None else beta, None, extra)
-            if done is not None:
-                return done
         with below_autograd():
             found = operator(*given)
         return from_below(found)
@@ -440,6 +491,9 @@ def without_gradients(name: str, shown: str = "out") -> Callable[..., Any]:
     return run
 
 
+for _name in _WARM:
+    for _key in ("CPU", "CUDA"):
+        implement(_name, _key, _below(_name))
 for _name in _SPLIT:
     implement(_name, "Autograd", _autograd(_name))
 for _name in ("matmul_out", "addmm_out", "gemm_out"):

@@ -163,8 +163,9 @@ def mark_written(out: Tensor) -> None:
         torch.autograd.graph.increment_version(out)
 
 
+KERNELS = {"matmul": _matmul, "addmm": _addmm, "gemm": _gemm}  # `autograd` registers these
 for _key in ("CPU", "CUDA"):
-    for _function in (_matmul, _matmul_out, _addmm, _addmm_out, _gemm, _gemm_aux, _gemm_out):
+    for _function in (_matmul_out, _addmm_out, _gemm_aux, _gemm_out):
         implement(_function.__name__[1:], _key, _function)
 
 
