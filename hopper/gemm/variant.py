@@ -168,14 +168,13 @@ def waves_of(grid: TileGrid, config: HopperConfig, resident: int) -> WaveTraits:
 
 
 def varies_with_rows(problem: Problem) -> bool:
-    """Returns whether the variant depends on what divides the number of rows, and not only on
-    whether there are several and on `waves_of`: where something is contiguous along rows, or has
-    scales of blocks. C must be row-major.
+    """Returns whether the variant depends on what divides the number of rows, and not on `waves_of`
+    alone: where something is contiguous along rows. C must be row-major, and there must be several
+    rows and no scales of blocks.
     """
-    views = [problem.out, problem.c or (0, 0)]
-    views += [view.strides for view in problem.epilogue.views.values()]
-    blocks = bool(problem.formats) and fp8.formats(problem.formats).block_a > 0
-    return blocks or problem.N == 1 or any(strides[-2] == 1 for strides in views)
+    strides = [problem.out, problem.c or (0, 0)]
+    strides += [view.strides for view in problem.epilogue.views.values()]
+    return problem.N == 1 or any(row == 1 for *_, row, _ in strides)
 
 
 def _staggers_tail(problem: Problem, config: HopperConfig, traits: KernelTraits) -> bool:
