@@ -1,5 +1,6 @@
 """What the CUDA driver says of contexts, streams and captures, and threads of the host."""
 
+import os
 import threading
 from typing import Any
 
@@ -19,6 +20,16 @@ def test_threads_have_numbers_of_their_own() -> None:
         thread.join()
 
     assert len(set(numbers)) == 4
+
+
+def test_a_forked_child_has_a_background_of_its_own() -> None:
+    """The parent's thread is not there, and jobs for it would wait for ever."""
+    assert driver.background().submit(lambda: 3).result() == 3
+    child = os.fork()
+    if not child:
+        os._exit(driver.background().submit(lambda: 7).result(timeout=20))
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 class TestWithoutADriver:
