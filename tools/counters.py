@@ -20,7 +20,6 @@ import contextlib
 import importlib
 import json
 import math
-import os
 import re
 import shutil
 import subprocess
@@ -121,25 +120,16 @@ def call(request: dict[str, Any]) -> None:
 
 
 # ---- ncu
-def find_ncu() -> Path:
-    """The program: from PATH, otherwise from the CUDA toolkit. Raises CannotMeasure."""
-    roots = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
-    folders = [os.environ.get("PATH", ""), *(f"{root}/bin" for root in roots if root)]
-    if program := shutil.which("ncu", path=os.pathsep.join(folders)):
-        return Path(program).resolve()
-    raise CannotMeasure("ncu (Nsight Compute) is not on PATH, nor in the bin/ of CUDA_HOME")
-
-
-def load_reader(ncu: Path) -> Any:
-    """NVIDIA's module `ncu_report`: from PYTHONPATH, otherwise from beside ncu. Raises
-    CannotMeasure.
+def find_ncu() -> tuple[str, Any]:
+    """The program, from PATH, and NVIDIA's module `ncu_report`, from PYTHONPATH, otherwise from
+    beside the program. Raises CannotMeasure.
     """
-    homes = [ncu.parent, *sorted(ncu.parents[1].glob("nsight-compute*"), reverse=True)]
-    homes += sorted(Path("/opt/nvidia/nsight-compute").glob("*"), reverse=True)
-    folders = (home / "extras" / "python" for home in homes)
-    sys.path += [str(folder) for folder in folders if (folder / "ncu_report.py").exists()]
+    program = shutil.which("ncu")
+    if program is None:
+        raise CannotMeasure("ncu (Nsight Compute) is not on PATH")
+    sys.path.append(str(Path(program).resolve().parent / "extras" / "python"))
     try:
-        return importlib.import_module("ncu_report")
+        return program, importlib.import_module("ncu_report")
     except ImportError:
         raise CannotMeasure(
             "ncu_report is not beside ncu: add the folder extras/python of Nsight Compute to "
@@ -152,8 +142,7 @@ def profile(request: dict[str, Any]) -> Iterator[list[Any]]:
     """The launches of the request's call, as `ncu_report` has them: to be read while their report
     and its file are there. Raises CannotMeasure.
     """
-    ncu = find_ncu()
-    reader = load_reader(ncu)
+    ncu, reader = find_ncu()
     has_wgmma = torch.cuda.get_device_capability() == (9, 0)
     kinds = SHARED_KINDS if has_wgmma else SHARED_KINDS[:2]
     metrics = [
@@ -165,7 +154,7 @@ def profile(request: dict[str, Any]) -> Iterator[list[Any]]:
     metrics += [name.format(kind) for name in SHARED.values() for kind in kinds]
     with tempfile.TemporaryDirectory(prefix="outblas-ncu-") as folder:
         path = f"{folder}/report.ncu-rep"
-        command = [str(ncu), "--clock-control", "none", "--profile-from-start", "off", "-o", path]
+        command = [ncu, "--clock-control", "none", "--profile-from-start", "off", "-o", path]
         command += [part for section in SECTIONS for part in ("--section", section)]
         command += ["--metrics", ",".join(metrics)]
         command += [sys.executable, "-m", "tools.counters", "--call", json.dumps(request)]

@@ -1,11 +1,10 @@
-"""The tables of a ladder: a row for each rung and size, then what ncu counted of each rung, then
-every figure of the documents beside ours. Its chart has the ratio to cuBLAS by rung at each size, a
-seed document's beside ours.
+"""The tables of a ladder: a row for each rung and size, then what ncu counted of each rung. Its
+chart has the ratio to cuBLAS by rung at each size, a seed document's beside ours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -27,7 +26,6 @@ from tools.pages.tables import (
     number,
     operands,
     percent,
-    span,
     spread,
     table,
 )
@@ -41,7 +39,6 @@ VARIANTS = {"simt": {MIXED: ("bfloat16", "")}, "turing": {"sm_75": ("float16", "
 
 _SPEED = ("rung", "N", "TFLOP/s", "× cuBLAS", "spread", "× parent", "check")
 _MIXED = ("rung", "N", "TFLOP/s", "× its own float32", "check")
-_DOCUMENTS = ("rung", "document", "GPU", "N", "TFLOP/s", "× its cuBLAS", "ours × cuBLAS")
 _Counter = tuple[str, Callable[[Profile], str]]
 _OCCUPANCY: _Counter = ("occupancy", lambda p: percent(p.occupancy))
 _IPC: _Counter = ("IPC", lambda p: number(p.ipc))
@@ -67,7 +64,7 @@ class Rung:
     name: str
     parent: str | None
     dtype: str
-    figures: tuple[Figure, ...]
+    figures: Sequence[Figure]
 
 
 @dataclass(frozen=True)
@@ -104,8 +101,6 @@ def tables(results: Results, argument: str) -> str:
         lines += _speeds(ladder, variant, _MIXED if is_mixed else _SPEED)
     if any(row.profile for row in ladder):
         lines += ["", "Counted by ncu:", "", *_counted(name, ladder)]
-    documented = [cells for row in ladder for cells in _documented(row)]
-    lines += ["", "The documents' figures beside ours:", "", *table(_DOCUMENTS, documented)]
     measured = [m for row in ladder for at in row.at for m in at.timed.values()]
     note = (
         "burst; *spread*: from the 10th to the 90th percentile of rounds; *× parent*: the ratio to "
@@ -120,7 +115,10 @@ def rows(results: Results, name: str, sizes: Sequence[int]) -> list[Row]:
     kernel from which the climb starts.
     """
     dtype = registry.dtype_of(name)
-    climb = [Rung(k.name, k.parent, dtype, of_rung(k.name)) for k in registry.ladder(name)]
+    climb = [
+        Rung(k.name, k.parent, dtype, [f for f in of_rung(k.name) if f.dtype == dtype])
+        for k in registry.ladder(name)
+    ]
     rungs = [*_baseline(name), *climb]
     names = {rung.name for rung in rungs}
     return [_row(results, rung, name, sizes, names) for rung in rungs]
@@ -135,11 +133,11 @@ def _baseline(name: str) -> list[Rung]:
         source = f"{figures[0].source} in {figures[0].dtype}"
         of_half = replace(figures[0], dtype="float16", cublas=cublas, source=source)
         parent = registry.find("simt.vectorized").parent
-        return [Rung("simt.vectorized", parent, "float16", (of_half,))]
+        return [Rung("simt.vectorized", parent, "float16", [of_half])]
     if name == "hopper":
         figures = [f for f in of_rung("simt.warptile") if f.source == "001 kernel 1"]
         parent = registry.find("simt.warptile").parent
-        return [Rung("simt.warptile", parent, "bfloat16", tuple(figures))]
+        return [Rung("simt.warptile", parent, "bfloat16", figures)]
     return []
 
 
@@ -181,20 +179,7 @@ def _row(
         for n in sizes
         for layout in _layouts(rung.name, ladder)
     )
-    rung = replace(rung, figures=_shown(rung, ladder, sizes))
     return Row(rung, at, next(filter(None, profiles), None))
-
-
-def _shown(rung: Rung, ladder: str, sizes: Sequence[int]) -> tuple[Figure, ...]:
-    """The documents' figures in the rung's dtype, one for each GPU: the first at one of the sizes,
-    else the first. Ladders of CUDA cores and of Turing have one for each GPU and size.
-    """
-    shown: dict[tuple[str, int | None], Figure] = {}
-    for f in sorted(rung.figures, key=lambda f: f.n not in sizes):
-        several = f.n in sizes and rung.name.partition(".")[0] in ("simt", "turing")
-        if f.dtype == rung.dtype and (several or all(gpu != f.gpu for gpu, _ in shown)):
-            shown.setdefault((f.gpu, f.n), f)
-    return tuple(sorted(shown.values(), key=rung.figures.index))
 
 
 def _speeds(ladder: Sequence[Row], variant: str, columns: Sequence[str]) -> list[str]:
@@ -235,21 +220,6 @@ def _counted(name: str, ladder: Sequence[Row]) -> list[str]:
         if row.profile
     ]
     return table(("rung", "N", "registers", *(heading for heading, _ in counters)), cells)
-
-
-def _documented(row: Row) -> Iterator[tuple[str, ...]]:
-    """The cells of each figure that the documents have on a rung, with our ratio at its size."""
-    ours = {at.n: at.timed[OWN].ratio for at in row.at if OWN in at.timed}
-    for f in row.rung.figures:
-        yield (
-            row.rung.name,
-            f.source.partition(",")[0],
-            f.gpu,
-            str(f.n) if f.n else "not stated",
-            span(f.tflops, number),
-            span(f.ratio, lambda value: f"{value:.2f}"),
-            figure(ours.get(f.n or 0), ".3f"),
-        )
 
 
 # ---- the chart
