@@ -21,8 +21,8 @@ class FakeProcesses:
     """Stands for the class `WorkerProcess`: starts processes that answer as a test says.
 
     `unready`: so many of the next ones cannot be started. `endings`: with which status the next
-    calls end without an answer, or None for each that is answered; the import of a kernel always
-    is, unless it is `unloadable`. While they are `stuck`, a call ends only when its process is
+    calls end without an answer ("raises": with an error), or None for each that is answered; the
+    import of a kernel always is, unless it is `unloadable`. While they are `stuck`, a call ends only when its process is
     terminated. `limits` has the seconds of the last call of each function.
     """
 
@@ -72,6 +72,8 @@ class FakeProcess:
             self._ended.wait()
             raise WorkerDied("killed", "it was terminated")
         status = processes.endings.pop(0) if processes.endings else None
+        if status == "raises":
+            raise RemoteError("builtins.ValueError", "no luck")
         if status is not None:
             self._ended.set()
             raise WorkerDied(status, "a bad day")

@@ -73,6 +73,19 @@ def test_what_the_end_of_a_worker_says_about_its_config(
     assert screened(bench).status == "ok", "the next trial has a new worker"
 
 
+def test_a_worker_in_which_a_finalist_raises_is_not_trusted(processes: FakeProcesses) -> None:
+    bench = MeasureWorker("cpu")
+    bench.open(WORKLOAD)
+    processes.endings = ["raises"]
+
+    with pytest.raises(WorkerDied, match="ValueError: no luck") as death:
+        bench.race(WORKLOAD, [(SUBJECT, to_text(Config()))], 6)
+
+    assert death.value.status == "crash"
+    assert screened(bench).status == "ok"
+    assert processes.started == 2
+
+
 def test_operands_that_take_a_worker_down_are_no_configs_fault(processes: FakeProcesses) -> None:
     """As when another process has taken the GPU's memory meanwhile."""
     processes.endings = ["crash", "crash"]
