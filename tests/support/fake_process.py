@@ -22,8 +22,8 @@ class FakeProcesses:
 
     `unready`: so many of the next ones cannot be started. `endings`: with which status the next
     calls end without an answer ("raises": with an error), or None for each that is answered; the
-    import of a kernel always is, unless it is `unloadable`. While they are `stuck`, a call ends only when its process is
-    terminated. `limits` has the seconds of the last call of each function.
+    import of a kernel always is, unless it is `unloadable`. While they are `stuck`, a call ends
+    only when its process is terminated. `limits` has the seconds of the last call of each function.
     """
 
     unready: int = 0
