@@ -102,21 +102,6 @@ def test_torch_is_given_the_scales_of_blocks(monkeypatch: pytest.MonkeyPatch) ->
     assert (scale_a.shape, scale_b.shape, bias) == ((48, 8), (8, 2), None)
 
 
-def test_products_of_blocks_are_checked_on_integers_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    judged: list[bool] = []
-    monkeypatch.setattr(
-        Operation, "fault", lambda *_, layout, integers=False: judged.append(integers)
-    )
-    provider = providers.parse("outblas", Operation("fp8-block"))
-
-    assert provider.fault(Case(48, 256, 1024, torch.bfloat16)) is None
-
-    assert judged == [True, False]
-    assert provider.is_checked_exactly
-
-
 def test_an_epilogue_is_checked_in_the_layout_that_is_timed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -49,16 +49,13 @@ def two_batches(gpu: VirtualGpu) -> dict[str, tuple[Callable[[], object], turn.B
     return {"a": (warm, batch_of(gpu, "a", 100.0)), "b": (warm, batch_of(gpu, "b", 200.0))}
 
 
-def test_burst_keeps_rounds_together(two_batches: dict[str, Any], gpu: VirtualGpu) -> None:
-    burst.run(two_batches, SteadyClock(), rounds=4)
+def test_burst_keeps_rounds_together_and_times_no_warm_call(
+    two_batches: dict[str, Any], gpu: VirtualGpu
+) -> None:
+    samples = burst.run(two_batches, SteadyClock(), rounds=4)
 
     timed = [name for name in gpu.launched if name != "warm"]
     assert timed == ["a", "b", "b", "a", "a", "b", "b", "a"]
-
-
-def test_burst_times_the_batch_without_the_warm_call(two_batches: dict[str, Any]) -> None:
-    samples = burst.run(two_batches, SteadyClock(), rounds=4)
-
     assert samples["a"].us == pytest.approx([100.0] * 4)
     assert samples["b"].us == pytest.approx([200.0] * 4)
     assert samples["b"].mhz == [1500.0] * 4

@@ -119,15 +119,7 @@ def test_the_products_of_groups_pass_the_check(stub: Stub) -> None:
 
     assert provider.fault(GROUPS.case(OPERATION, "cpu")) is None
     assert len(stub.calls) == 2, "on integers and on normal data"
-
-
-def test_deepgemm_is_given_the_group_of_each_row(stub: Stub) -> None:
-    prepared_groups()()
-
-    (groups,) = stub.groups
-    assert groups is not None
-    assert groups.tolist() == [0] * 128 + [1] * 128 + [2] * 128
-    assert groups.dtype == torch.int32
+    assert [groups.dtype for groups in stub.groups if groups is not None] == [torch.int32] * 2
 
 
 def test_groups_that_are_no_multiples_are_refused(stub: Stub) -> None:

@@ -297,18 +297,6 @@ def test_groups_of_rows_are_as_long_as_torch_takes_them(scaled_mm: ScaledMm) -> 
     assert [a.shape[0] for a, *_ in scaled_mm.calls] == [8, 24, 8, 16, 40, 16, 8, 8]
 
 
-def test_operands_and_scales_are_those_of_the_group(scaled_mm: ScaledMm) -> None:
-    operands = integers(SCALED_TERMS)
-
-    parsed("torch", SCALED_TERMS).prepare(*operands)()
-
-    a, b, scale_a, scale_b = scaled_mm.calls[2]  # of terms 256 to 512
-    assert torch.equal(a.float(), operands[0][:, 256:512].float())
-    assert torch.equal(b.float(), operands[1][256:512].float())
-    assert torch.equal(scale_a, operands[2][:, 2:4])
-    assert torch.equal(scale_b, operands[3][2:4])
-
-
 @pytest.mark.parametrize(
     ("workload", "message"),
     [

@@ -67,15 +67,6 @@ def test_a_median_within_the_tolerance_is_a_tie_however_sure(
 
 
 # ---- ratios
-def test_ratio_cancels_drift() -> None:
-    machine = Machine({"base": 100.0, "other": 80.0}, seed=1, drift=1.0, noise=0.0)
-
-    times = machine.burst(16)
-
-    assert max(times["base"]) > 1.4 * min(times["base"])
-    assert ratio(times["base"], times["other"]).median == pytest.approx(1.25, rel=0.01)
-
-
 def test_a_ratio_is_of_times_in_the_same_round() -> None:
     spread = ratio([10.0, 10.0, 20.0, 10.0, 10.0], [10.0, 5.0, 10.0, 8.0, 4.0])
 
@@ -104,22 +95,14 @@ def test_the_sure_bounds_of_a_ratio_are_order_statistics(rounds: int, rank: int)
 
 # ---- schedules
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 6])
-def test_every_provider_has_every_place_equally_often(n: int) -> None:
+def test_every_provider_has_every_place_and_every_neighbour_equally_often(n: int) -> None:
     orders = list(schedule.rounds([f"p{i}" for i in range(n)], 2 * n))
 
     places = Counter((name, place) for order in orders for place, name in enumerate(order))
-
-    assert set(places.values()) == {2}
-
-
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 6])
-def test_every_provider_follows_every_other_equally_often(n: int) -> None:
-    orders = schedule.rounds([f"p{i}" for i in range(n)], 2 * n)
-
     followed = Counter(pair for order in orders for pair in itertools.pairwise(order))
 
+    assert (set(places.values()), set(followed.values())) == ({2}, {2})
     assert len(followed) == n * (n - 1)
-    assert set(followed.values()) == {2}
 
 
 @pytest.mark.parametrize(

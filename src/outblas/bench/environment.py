@@ -1,5 +1,6 @@
 """Where figures were measured; every result file contains this."""
 
+import contextlib
 import datetime
 import platform
 from typing import Any
@@ -7,26 +8,27 @@ from typing import Any
 import torch
 
 from outblas.base import requirements
-from outblas.bench.power import EnergyMeter
+from outblas.bench.power import handle
 
 
 def driver() -> str | None:
     """Returns the version of the NVIDIA driver; None without one."""
     import pynvml
 
-    try:
+    with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
         return str(pynvml.nvmlSystemGetDriverVersion())
-    except pynvml.NVMLError:
-        return None
+    return None
 
 
 def power_limit() -> float | None:
-    """Returns the power limit of the current GPU, in watts; None without an energy counter."""
-    try:
-        return EnergyMeter().power_limit()
-    except RuntimeError:
-        return None
+    """Returns the enforced power limit of the current GPU in watts; None where NVML has none."""
+    import pynvml
+
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        return float(pynvml.nvmlDeviceGetEnforcedPowerLimit(handle(pynvml))) / 1000
+    return None
 
 
 def environment() -> dict[str, Any]:

@@ -6,6 +6,8 @@ B one for each 128 columns and 128 terms.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -16,6 +18,7 @@ from outblas.call.fp8 import BLOCK
 from outblas.torch_ops.quantize import quantize
 
 Tensor = torch.Tensor
+Fill = Callable[[Tensor], object]
 
 # torch reads the scales of B in steps of 16 bytes along K, and takes no padding.
 K_MULTIPLE = 4 * BLOCK
@@ -37,17 +40,21 @@ def normal(
     """
     M, N, K = shape
     generator = torch.Generator(device).manual_seed(0)
+    fill = partial(Tensor.normal_, generator=generator)
+    a = matrix((M, K), layout[0], dtype, device, fill)
+    b = matrix((K, N), layout[1], dtype, device, fill)
+    return a, b, torch.empty(M, N, dtype=out_dtype or dtype, device=device)
 
-    def matrix(rows: int, columns: int, letter: str) -> Tensor:
-        stored = (rows, columns) if letter == "n" else (columns, rows)
-        t = torch.empty(stored, dtype=dtype, device=device).normal_(generator=generator)
-        return t if letter == "n" else t.t()
 
-    return (
-        matrix(M, K, layout[0]),
-        matrix(K, N, layout[1]),
-        torch.empty(M, N, dtype=out_dtype or dtype, device=device),
-    )
+def matrix(
+    shape: tuple[int, ...], letter: str, dtype: torch.dtype, device: torch.device | str, fill: Fill
+) -> Tensor:
+    """Returns (..., R, C), filled; its matrices are row-major where the letter is n."""
+    by_rows = letter == "n"
+    stored = shape if by_rows else (*shape[:-2], shape[-1], shape[-2])
+    t = torch.empty(stored, dtype=dtype, device=device)
+    fill(t)
+    return t if by_rows else t.mT
 
 
 class BlockScaled(NamedTuple):

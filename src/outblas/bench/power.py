@@ -22,7 +22,7 @@ class EnergyMeter:
         self._nvml: Any = pynvml
         try:
             pynvml.nvmlInit()
-            self._handle = _handle(pynvml)
+            self._handle = handle(pynvml)
             self._read()
         except pynvml.NVMLError as error:
             raise RuntimeError(f"no energy counter: {error}") from None
@@ -46,18 +46,11 @@ class EnergyMeter:
         (start, first), *_, (end, last) = self._renewals
         return (last - first) / 1000 / (end - start)
 
-    def power_limit(self) -> float | None:
-        """Returns the enforced power limit in watts."""
-        try:
-            return float(self._nvml.nvmlDeviceGetEnforcedPowerLimit(self._handle)) / 1000
-        except self._nvml.NVMLError:
-            return None
-
     def _read(self) -> int:
         return int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
 
 
-def _handle(nvml: Any) -> Any:
+def handle(nvml: Any) -> Any:
     """Returns the NVML handle of the current GPU, matched by UUID, because NVML numbers GPUs in its
     own order and sees those that CUDA_VISIBLE_DEVICES hides.
     """

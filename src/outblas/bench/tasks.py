@@ -17,7 +17,7 @@ import torch
 from outblas.base.grouped_shapes import TERMS_LAYOUT, GroupedWorkload
 from outblas.base.shapes import Shape, backward, to_text
 from outblas.bench import cold
-from outblas.bench.operands import block_scaled, dequantised
+from outblas.bench.operands import Fill, block_scaled, dequantised, matrix
 from outblas.bench.operation import (
     Operation,
     Place,
@@ -34,7 +34,6 @@ from outblas.verify.oracle import integer_ranges
 
 Tensor = torch.Tensor
 Operands = tuple[Any, ...]
-Fill = Callable[[Tensor], object]
 
 _SCALED_LAYOUT = "nt"  # of both forms: tensor cores read fp8 terms that are contiguous
 _SCALE_BYTES = 4
@@ -187,15 +186,8 @@ def grouped_operands(
     """
     M, N, K = task.shape
     lead = (task.workload.experts,) if task.of_rows else ()
-
-    def matrix(shape: tuple[int, ...], letter: str, fill: Fill) -> Tensor:
-        stored = shape if letter == "n" else (*shape[:-2], shape[-1], shape[-2])
-        t = torch.empty(stored, dtype=dtype, device=device)
-        fill(t)
-        return t if letter == "n" else t.mT
-
-    a = matrix((M, K), task.layout[0], fill_a)
-    b = matrix((*lead, K, N), task.layout[1], fill_b)
+    a = matrix((M, K), task.layout[0], dtype, device, fill_a)
+    b = matrix((*lead, K, N), task.layout[1], dtype, device, fill_b)
     return a, b, _offs(task, device)
 
 
