@@ -137,7 +137,7 @@ def test_addmm_with_an_alpha_of_zero_has_a_forward_gradient_of_negated_views() -
     primals = torch._neg_view(a), b, c
     tangents = tuple(torch.ones_like(t) for t in primals)
 
-    _, tangent = torch.func.jvp(lambda *t: addmm(t[2], t[0], t[1], alpha=0), primals, tangents)
+    _, tangent, *_ = torch.func.jvp(lambda *t: addmm(t[2], t[0], t[1], alpha=0), primals, tangents)
 
     assert torch.equal(tangent, tangents[2])
 

@@ -391,12 +391,13 @@ def test_unpatch_gives_a_fused_mlp_its_forward_back() -> None:
 def test_fp8_layers_are_run_to_prepare_them(fuse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of equal sizes once, and fused MLPs as a whole."""
     monkeypatch.setattr(preparing, "is_on_gpu", lambda t: True)
-    model = nn.Sequential(MLP(), MLP())
+    first = MLP()
+    model = nn.Sequential(first, MLP())
     patch(model, fuse=fuse)
 
     results = [tuple(run(3).shape) for run in preparing._runs(model)]
 
-    up, down = (tuple(layer.weight.shape) for layer in (model[0].up, model[0].down))
+    up, down = (tuple(layer.weight.shape) for layer in (first.up, first.down))
     own = results[fuse:]
     assert len(own) < 6, "equal layers are run again"
     assert set(own) == {(3, up[0]), (3, down[0])}

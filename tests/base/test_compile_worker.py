@@ -472,7 +472,9 @@ def test_a_key_is_made_again_from_its_description(value: Any) -> None:
     assert repr(again) == repr(value)
 
 
-@pytest.mark.parametrize("value", [[1], {1: 2}, object(), Text("x"), print], ids=repr)
+@pytest.mark.parametrize(
+    "value", [[1], {1: 2}, object(), Text("x"), print], ids=lambda value: type(value).__name__
+)
 def test_what_is_not_data_is_refused(value: Any) -> None:
     with pytest.raises(TypeError, match="is not data"):
         described((1, value))
