@@ -389,6 +389,10 @@ def _warm_gemm(
     return eager.run(a, b, c, None, alpha, beta, None, ops.epilogue(activation, bias, residual))
 
 
+def _not_warm(*given: Any) -> None:
+    """Runs no call by its plan."""
+
+
 # What runs an operator's call by its plan, or returns None, and the most arguments that it takes:
 # all before the output's dtype and the choice of a kernel.
 _WARM: dict[str, tuple[Callable[..., Tensor | None], int]] = {
@@ -419,10 +423,10 @@ def _below(name: str) -> Callable[..., Tensor]:
 def _autograd(name: str) -> Callable[..., Any]:
     """Returns the Autograd kernel of an operator."""
     operator, split, aux = getattr(ops, name), _SPLIT[name], name == "gemm_aux" or None
-    warm, most = _WARM.get(name, (None, 0))
+    warm, most = _WARM.get(name, (_not_warm, -1))
 
     def run(*given: Any) -> Any:
-        if warm is not None and len(given) <= most and unobserved():
+        if len(given) <= most and unobserved():
             done = warm(*given)
             if done is not None:
                 return done
