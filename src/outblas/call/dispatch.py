@@ -606,11 +606,13 @@ def _kernel_plan(memory: Memory, launch: Launch) -> Plan:
     """Returns a plan that launches a kernel."""
     size, strides, dtype, device, spans = memory
     several = device.type == "cuda" and torch.cuda.device_count() > 1
-    return partial(_execute, KernelParts(launch, size, strides, dtype, device, several, spans))
+    parts = KernelParts(launch, size, strides, dtype, device, several, spans)
+    return partial(_execute, parts, _empty_strided[device.type])
 
 
 def _execute(
     parts: KernelParts,
+    empty_strided: Callable[..., Tensor],
     a: Tensor,
     b: Tensor,
     c: Tensor | None,
@@ -628,7 +630,7 @@ def _execute(
         out = (
             a.new_empty(size, dtype=dtype)
             if elsewhere or _fills_memory()
-            else _empty_strided[device.type](size, strides, dtype)
+            else empty_strided(size, strides, dtype)
         )
     else:
         bytes_a, bytes_b, bytes_c, bytes_out = spans[:4]

@@ -67,7 +67,8 @@ def run(
     Arguments may have any type. Dynamo must not trace this function, because it must see the
     operator.
     """
-    if _native_matmul is not None and _is_bare(c, out, extra, choice):
+    is_bare = c is None and out is None and extra is None and choice is None
+    if _native_matmul is not None and is_bare:
         computed = _native_matmul(a, b, batch_invariant)
         if computed is not None:
             return computed
@@ -94,7 +95,7 @@ def run(
             return None
     if _native_matmul is not None and entry.offered != native.generation:
         entry.offered = native.generation
-        if not (others or choice or entry.gradients):
+        if is_bare and not entry.gradients:
             operands = a, b, None, None, None, None
             native.remember(Kind.MATMUL, operands, entry.plan, batch_invariant=batch_invariant)
     plan = entry.plan
@@ -112,11 +113,6 @@ def run(
     if out is not None:
         _increment_version((out,))
     return result
-
-
-def _is_bare(*arguments: object) -> bool:
-    """Returns whether a call is a product of two operands and asks for nothing else."""
-    return not any(argument is not None for argument in arguments)
 
 
 def unless_observed(fast_path: Callable[..., Tensor | None], *call: Any) -> Tensor | None:
