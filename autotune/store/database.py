@@ -136,10 +136,10 @@ class Database:
             StoreError: The store is closed, read-only or cannot be written. The file is as it was
                 before.
         """
-        self.check_writable()
+        self._check_writable()
         return self._run("BEGIN IMMEDIATE", operation)
 
-    def check_writable(self) -> None:
+    def _check_writable(self) -> None:
         """Raises StoreError for a store that is closed, or was opened for reading only."""
         self._check_open()
         if self.read_only:

@@ -306,7 +306,7 @@ class Store(Database):
         """
         byte = _byte(identity)
         with self._mutex:
-            self.check_writable()
+            self._check_writable()
             granted = byte not in self._claimed and self._lock("F_WRLCK", byte)
             if granted:
                 self._claimed.add(byte)
