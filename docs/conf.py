@@ -7,12 +7,14 @@ import shutil
 import sys
 from pathlib import Path
 
+import torch
 from sphinx.application import Sphinx
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "_ext"))
 
 import outblas.cli  # noqa: E402 (which `typer` looks for as an attribute)
+from outblas.torch_ops.schema import SCHEMAS  # noqa: E402
 
 project = "outblas"
 author = "The outblas contributors"
@@ -21,8 +23,7 @@ version = release = outblas.__version__
 
 extensions = [
     "myst_nb",
-    "operators",  # of _ext/, as `rungs`
-    "rungs",
+    "rungs",  # of _ext/
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.intersphinx",
@@ -92,6 +93,10 @@ def _on_source_read(app: Sphinx, name: str, source: list[str]) -> None:
     page = Path(app.env.doc2path(name))
     if page.suffix == ".md":
         source[0] = _LINK.sub(lambda link: _to_repository(page, link), source[0])
+    if name == "reference/api":
+        schemas = (getattr(torch.ops.outblas, name).default._schema for name in SCHEMAS)
+        listed = "\n".join(f"- `{str(schema).removeprefix('outblas::')}`" for schema in schemas)
+        source[0] = source[0].replace("<!-- operators -->", listed)
     if name == "decisions/README":  # which GitHub shows too, as the page of its folder
         source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\n0*\n```\n"
 

@@ -10,7 +10,7 @@ from support.paths import ROOT
 from tools.pages import accesses, results
 from tools.pages.__main__ import render
 
-PLAIN = "<!-- generated: layouts simt.pipelined from results/h100_simt_layouts.json -->\n"
+PLAIN = "<!-- generated: timings simt.pipelined from results/h100_simt_layouts.json -->\n"
 CHART = "<!-- generated: chart results/a.svg from results/h100_suite.json -->\n"
 
 
@@ -35,7 +35,7 @@ def test_a_part_is_made_anew_and_then_it_is_current(tmp_path: Path) -> None:
     assert render(root) == ["README.md"]
     text = (root / "README.md").read_text()
 
-    assert re.match(r"Before\n<!--.*-->\n\| layout \|", text)
+    assert re.match(r"Before\n<!--.*-->\n\| shape \|", text)
     assert text.endswith("<!-- end -->\nafter")
     assert render(root, check=True) == []
 
@@ -63,7 +63,7 @@ def test_a_picture_is_drawn_where_its_data_changed(tmp_path: Path) -> None:
         ("<!-- generated: nothing from results/h100_suite.json -->\n", "a part is a 'nothing'"),
         ("<!-- generated: suite outblas -->\n", "is not of the form"),
         (PLAIN.replace("h100_simt_layouts", "missing"), "missing.json"),
-        (PLAIN.replace("layouts simt.pipelined", "suite portable"), "kinds of GPU, dtype, layout"),
+        (PLAIN.replace("timings simt.pipelined", "suite portable"), "kinds of GPU, dtype, layout"),
     ],
 )
 def test_a_part_that_cannot_be_made_is_named_and_nothing_is_written(

@@ -25,10 +25,8 @@ from tools.pages.results import Profile, Results
 from tools.pages.tables import NONE, devices, table
 
 WITHIN = 0.02  # counts agree if they differ by at most this fraction of the prediction
-VECTORIZED = "simt.vectorized"  # whose configs have conflicts in stores, in loads, in both, in none
 OPERATIONS = ("load", "store")
 
-SQUARE_COLUMNS = (VECTORIZED, "at", *(f"{op}s: excess, ours / ncu" for op in OPERATIONS))
 CONFLICT_COLUMNS = (
     "kernel",
     "config",
@@ -130,20 +128,10 @@ class Conflicts:
         return f"{show(self.predicted)} / {show(self.measured)}"
 
 
-def conflict_tables(results: Results, _: str) -> str:
-    """The tables of bank conflicts: of the configs of VECTORIZED, then of all."""
+def conflict_table(results: Results, _: str) -> str:
+    """The table of bank conflicts."""
     rows = list(conflicts(results.profiles))
-    square: dict[Case, list[str]] = {}
-    for row in rows:
-        if row.case.kernel == VECTORIZED:
-            share = row.beside(lambda of: f"{of.excess / max(of.wavefronts, 1):.1%}")
-            square.setdefault(row.case, []).append(share)
-    cells = [
-        (f"pad={case.config.pad},piece_n={case.config.piece_n}", case.cells()[-1], *shares)
-        for case, shares in square.items()
-    ]
-    lines = [*table(SQUARE_COLUMNS, cells), ""]
-    lines += table(CONFLICT_COLUMNS, [row.cells() for row in rows])
+    lines = table(CONFLICT_COLUMNS, [row.cells() for row in rows])
     within = " or ".join(dict.fromkeys(row.within for row in rows))
     return _closed(lines, f"{CONFLICTS_NOTE}; in every row: {within}", results)
 

@@ -37,6 +37,7 @@ FP8_SCALES = {
 # The cells of a timing, by the headings of their columns.
 _CELLS: dict[str, Callable[[Measurement], str]] = {
     "shape": lambda m: to_text(m.shape),
+    "layout": lambda m: m.layout,
     "µs": lambda m: number(m.us),
     "TFLOP/s": lambda m: number(m.tflops),
     "GB/s": lambda m: figure(m.gbs, ".0f"),
@@ -57,7 +58,8 @@ _CELLS: dict[str, Callable[[Measurement], str]] = {
 }
 
 
-def _rows(timed: Iterable[Measurement], columns: Sequence[str]) -> list[list[str]]:
+def rows_of(timed: Iterable[Measurement], columns: Sequence[str]) -> list[list[str]]:
+    """The cells of timings in these columns."""
     return [[_CELLS[column](m) for column in columns] for m in timed]
 
 
@@ -79,7 +81,7 @@ def suite(results: Results, provider: str) -> str:
         best = [m.ratio_best for m in ours if m.ratio_best is not None]
         mean.append(f"**{_mean(best)}**" if len(best) == len(shapes) else NONE)
     used = [m for m in burst if m.label in (BASE, provider)]
-    return closed(plain(columns, [*_rows(ours, columns), mean]), used, note)
+    return closed(plain(columns, [*rows_of(ours, columns), mean]), used, note)
 
 
 def headline(results: Results, _: str) -> str:
@@ -120,7 +122,7 @@ def cold(results: Results, provider: str) -> str:
     warm = {m.shape: m for m in results.measurements if (m.label, m.mode) == (provider, "burst")}
     ours = sorted((m for m in timed if m.label == provider), key=lambda m: _order(m.shape))
     warm_ratios = [figure(warm[m.shape].ratio, ".3f") if m.shape in warm else NONE for m in ours]
-    pairs = zip(_rows(ours, columns), warm_ratios, strict=True)
+    pairs = zip(rows_of(ours, columns), warm_ratios, strict=True)
     rows = [[*row, warm_ratio] for row, warm_ratio in pairs]
     copies = dict.fromkeys(m.environment.get("copy_gbs") for m in ours)
     bandwidth = " and ".join(figure(gbs, ".0f") for gbs in copies)
@@ -215,14 +217,14 @@ def sustained(results: Results, _: str) -> str:
         "the share of what the tensor cores can do at that clock"
     )
     headings = [column.replace("ratio", "× cuBLAS") for column in columns]
-    return closed(plain(headings, _rows(timed, columns)), timed, note)
+    return closed(plain(headings, rows_of(timed, columns)), timed, note)
 
 
 def fp8(results: Results, _: str) -> str:
     """A row for each shape and provider of a campaign in fp8, beside `torch._scaled_mm`."""
     timed = _campaign(results.measurements, "burst")
     columns = ("shape", "call", "sums", "µs", "TFLOP/s", "× torch", "spread", "apart")
-    rows = _rows(sorted(timed, key=lambda m: _order(m.shape)), columns)
+    rows = rows_of(sorted(timed, key=lambda m: _order(m.shape)), columns)
     behind = f"with {timed[0].epilogue} behind the product; " if timed[0].epilogue else ""
     note = (
         f"scales: {FP8_SCALES[timed[0].dtype]}; {behind}burst (calls in a CUDA graph); "
