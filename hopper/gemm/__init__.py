@@ -38,7 +38,14 @@ Source: none; it is beyond the documents. The levers are those of 001's last ker
 from outblas.base.facts import version_of
 from outblas.base.registry import Kernel
 from outblas.hopper.gemm.config import Config, invalid_reason
-from outblas.hopper.gemm.host import artifact, plan, precompile, quantizes, unsupported
+from outblas.hopper.gemm.host import (
+    artifact,
+    packed_plan,
+    plan,
+    precompile,
+    quantizes,
+    unsupported,
+)
 from outblas.hopper.gemm.operand_copies import remarks
 from outblas.hopper.gemm.packed import computed as pack_problem
 from outblas.hopper.gemm.packed import keep as keep_variant
@@ -53,6 +60,7 @@ __all__ = [
     "keep_variant",
     "pack_problem",
     "pack_variants",
+    "packed_plan",
     "plan",
     "precompile",
     "quantizes",

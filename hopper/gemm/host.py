@@ -210,13 +210,26 @@ def own_config(problem: Problem) -> HopperConfig:
     """Returns the config that the kernel takes by default. Raises ValueError where it does not suit
     the problem.
     """
-    rates = device_rates(problem.device)
-    if problem.sm_carveout:
-        rates = rates._replace(sms=usable(rates.sms, 0, problem.sm_carveout))
-    config = packed_choice.config(problem, rates)
+    config = packed_choice.config(problem, _usable_rates(problem))
     if reason := config_unsupported_reason(problem, config):
         raise ValueError(f"kernel 'hopper.gemm': {reason}")
     return config
+
+
+def packed_plan(problem: Problem) -> Launch | None:
+    """Returns the launch of a kernel that a pack has, for a supported problem, None without one."""
+    config = packed_choice.packed_config(problem, _usable_rates(problem))
+    if config is None or config_unsupported_reason(problem, config):
+        return None
+    return plan(problem, config)
+
+
+def _usable_rates(problem: Problem) -> rule_cycles.Rates:
+    """Returns the rates of a problem's GPU, with the SMs that it may use."""
+    rates = device_rates(problem.device)
+    if problem.sm_carveout:
+        rates = rates._replace(sms=usable(rates.sms, 0, problem.sm_carveout))
+    return rates
 
 
 def quantizes(problem: Problem) -> bool:

@@ -19,16 +19,19 @@ def config(problem: Problem, gpu: Rates) -> HopperConfig:
     """Returns the config for a problem that no tuning result suits: the best of those in a pack,
     where it has the kernel, else the best of all. Raises ValueError where there is none.
     """
+    return packed_config(problem, gpu) or heuristic.config(problem, gpu)
+
+
+def packed_config(problem: Problem, gpu: Rates) -> HopperConfig | None:
+    """Returns the best config whose kernel a pack has, None without one."""
     packs = pack.loaded()
-    if keys := _keys(packs, kind(problem)):
-        try:
-            packed = heuristic.config(problem, gpu, keys)
-        except ValueError:
-            pass
-        else:
-            if _is_packed(packs, example_variant(problem, packed, gpu.sms)):
-                return packed
-    return heuristic.config(problem, gpu)
+    keys = _keys(packs, kind(problem))
+    try:
+        best = heuristic.config(problem, gpu, keys) if keys else None
+    except ValueError:
+        return None
+    is_packed = best and _is_packed(packs, example_variant(problem, best, gpu.sms))
+    return best if is_packed else None
 
 
 def kind(problem: Problem) -> str:

@@ -7,27 +7,33 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
 import torch
 from support.probed_gpu import unprobed_context
+from support.served_by_pack import forget_packs
 from support.warm_calls import stand_in_launcher
 
 from outblas import FallbackWarning
 from outblas.autotune import lookup
 from outblas.autotune.search import gpu as gpus
-from outblas.base import compiling
+from outblas.base import compiling, pack
+from outblas.base.configs import to_text
 from outblas.call import default_kernel, dispatch, launcher
 from outblas.call import problem as operands
+from outblas.call.artifact import example
 from outblas.call.dispatch import Call
 from outblas.call.epilogue import EpilogueArgs, apply
 from outblas.call.errors import OperandError
 from outblas.call.problem import Launch, Problem
 from outblas.device import driver
-from outblas.hopper.gemm import host
+from outblas.hopper.gemm import heuristic, host
+from outblas.hopper.gemm.variant import example_variant
 from outblas.hopper.parts import compile, tile_order
+from outblas.hopper.parts.config import compile_key
 
 Tensor = torch.Tensor
 F32 = torch.float32
@@ -312,3 +318,29 @@ def test_torch_computes_the_sizes_alone_whose_kernel_may_not_be_compiled(
             torch.Size((2, 6)),
             by_torch=False,
         )
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_kernel_of_a_pack_may_stand_in_for_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(pack, "SHIPPED", tmp_path / "none")
+    forget_packs()
+    problem = replace(
+        example(torch.bfloat16, None, "nt", (64, 4096, 512)), device=torch.device("cuda", 0)
+    )
+    rates = host.device_rates(problem.device)
+    best = heuristic.config(problem, rates)
+    assert launcher.packed_launcher(problem) is None
+
+    about = {"configs": {"bfloat16": [to_text(compile_key(best))]}}
+    pack.write(
+        tmp_path / "x.pack",
+        about,
+        [(example_variant(problem, best, rates.sms).cache_key_fields, b"")],
+    )
+    pack.load(tmp_path / "x.pack")
+
+    assert launcher.packed_launcher(problem) is not None
+    assert launcher.packed_launcher(replace(problem, batch_invariant=True)) is None
+    forget_packs()

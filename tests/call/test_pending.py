@@ -69,6 +69,17 @@ def test_torch_computes_until_the_kernel_is_there(worker: Worker) -> None:
     assert worker.asked == 3
 
 
+def test_a_kernel_of_a_pack_stands_in(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = torch.full((2, 4), 5.0)
+    monkeypatch.setattr(
+        launcher, "packed_launcher", lambda problem: lambda a, b, c, out, *rest: out.copy_(packed)
+    )
+    assert torch.equal(dispatch.run(call()), packed)
+    worker.end(ready=True)
+
+    assert torch.equal(dispatch.run(call()), OURS)
+
+
 def test_the_ends_of_other_compiles_are_none_of_its_concern(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,18 +125,18 @@ def torch_reason(plan: Plan) -> str | None:
 
 
 class PendingPlan:
-    """The plan of calls that torch computes because their kernel is being compiled. When a compile
-    has ended (`compiling.generation`), it plans them anew, and forwards them once a kernel is
-    there. Caches hold the new plan then.
+    """The plan of calls whose kernel is being compiled: torch stands in, or a kernel that a pack
+    has. When a compile has ended (`compiling.generation`), it plans the calls anew, and forwards
+    them once a kernel is there. Caches hold the new plan then.
     """
 
     def __init__(
-        self, by_torch: Plan, again: Callable[[], Plan], generation: int, place: object = None
+        self, stand_in: Plan, again: Callable[[], Plan], generation: int, place: object = None
     ) -> None:
         """`again` plans anew. `generation`: what it was before the kernel was not found. `place`:
         that of the kernel among the unfinished ones.
         """
-        self._by_torch, self._again, self._generation = by_torch, again, generation
+        self._stand_in, self._again, self._generation = stand_in, again, generation
         self._place = place
         self.plan: Plan | None = None
         self.places: list[tuple[dict[Any, Any], Any]] = []  # the caches that hold it, and its keys
@@ -146,7 +146,7 @@ class PendingPlan:
             raise not_ready()  # a graph would launch torch's kernel for good
         if (plan := self.resolved()) is None:
             try:
-                return self._by_torch(a, *given)
+                return self._stand_in(a, *given)
             except (RuntimeError, ValueError):  # torch does not take it, or says what is wrong
                 with compiling.waiting():
                     plan = self.resolved()
@@ -460,7 +460,11 @@ def _plan_of(
         if call.formats and fp8.formats(call.formats).block_a:
             raise
         again = partial(_plan_of, _without_tensors(call), problem, memory, by_torch=True)
-        stand_in = _fallback_plan(call, str(error), warns=False)
+        packed = launcher.packed_launcher(problem)
+        if packed is not None:
+            stand_in = _kernel_plan(memory, packed)
+        else:
+            stand_in = _fallback_plan(call, str(error), warns=False)
         if compiling.is_ahead():  # the first call is to say that it wants the kernel
             return PendingPlan(stand_in, again, -1)
         return PendingPlan(stand_in, again, generation, error.place)

@@ -151,6 +151,26 @@ def _tuned_launcher(problem: Problem, tune: str) -> Launch | None:
     return None
 
 
+def packed_launcher(problem: Problem) -> Launch | None:
+    """Returns the launch of a kernel that a pack has, while the one that was chosen is compiled:
+    that of the production kernel, None without one.
+    """
+    if not pack.loaded() or problem.batch_invariant or is_empty(problem):
+        return None
+    if default_kernel.kernel_for(problem) != default_kernel.PRODUCTION:
+        return None
+    try:
+        module = registry.load(default_kernel.PRODUCTION)
+        _check_features(default_kernel.PRODUCTION, module, problem)
+        if module.unsupported(problem, None):
+            return None
+        with torch.cuda.device(problem.device), compiling.deferred():
+            launch: Launch | None = module.packed_plan(problem)
+    except (ValueError, ImportError, CompileForbidden):
+        return None
+    return launch
+
+
 def tuned_rows(problem: Problem, tune: str) -> frozenset[int]:
     """Returns the numbers of rows at which a problem with any number of them was tuned: each has a
     choice of its own, all others that of `default_kernel.rows_of_choice`.

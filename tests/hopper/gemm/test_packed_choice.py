@@ -42,6 +42,7 @@ def serve(folder: Path, keys: set[HopperConfig], *problems: Problem, kind: str) 
 
 def test_without_packs_it_is_the_best_of_all() -> None:
     assert packed_choice.config(LARGE, GPU) == heuristic.config(LARGE, GPU)
+    assert packed_choice.packed_config(LARGE, GPU) is None
 
 
 def test_it_is_the_best_of_those_in_a_pack(tmp_path: Path) -> None:
@@ -70,3 +71,4 @@ def test_what_the_pack_does_not_have_is_the_best_of_all(
     serve(tmp_path, {compile_key(heuristic.config(LARGE, GPU))}, LARGE, kind=kind)
 
     assert packed_choice.config(problem, GPU) == heuristic.config(problem, GPU)
+    assert packed_choice.packed_config(problem, GPU) is None
