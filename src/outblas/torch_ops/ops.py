@@ -163,7 +163,8 @@ def mark_written(out: Tensor) -> None:
         torch.autograd.graph.increment_version(out)
 
 
-KERNELS = {"matmul": _matmul, "addmm": _addmm, "gemm": _gemm}  # `autograd` registers these
+# `autograd` registers these.
+KERNELS: dict[str, Callable[..., Tensor]] = {"matmul": _matmul, "addmm": _addmm, "gemm": _gemm}
 for _key in ("CPU", "CUDA"):
     for _function in (_matmul_out, _addmm_out, _gemm_aux, _gemm_out):
         implement(_function.__name__[1:], _key, _function)
