@@ -33,7 +33,6 @@ extensions = [
     "sphinxcontrib.typer",
 ]
 exclude_patterns = ["_build"]
-nitpicky = False
 default_role = "py:obj"  # of docstrings: `outblas.matmul` links to it, and other names are code
 suppress_warnings = ["config.cache"]
 
@@ -43,10 +42,8 @@ myst_heading_anchors = 4
 nb_execution_mode = "off"  # a test runs the notebook; its page shows the outputs stored in it
 
 # Docstrings are in Google style, and types stand in the signature.
-napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True  # fields of dataclasses in a list: autodoc documents no member twice
-autodoc_typehints = "signature"
 python_display_short_literal_types = True
 maximum_signature_line_length = 88  # longer ones have a line for each parameter
 autodoc_member_order = "bysource"

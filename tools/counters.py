@@ -56,10 +56,6 @@ SUMS = {
     "l1_load_bytes": "l1tex__t_bytes_pipe_lsu_mem_global_op_ld.sum",
     "l2_to_sm_bytes": "l1tex__m_xbar2l1tex_read_bytes.sum",
     "ffma": "sm__sass_thread_inst_executed_op_ffma_pred_on.sum",
-    "global_load_requests": "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
-    "global_load_sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
-    "global_store_requests": "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum",
-    "global_store_sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
 }
 RATES = {
     "l2_hit_rate": "lts__t_sector_hit_rate.pct",
@@ -70,11 +66,6 @@ RATES = {
     "occupancy": "sm__warps_active.avg.pct_of_peak_sustained_active",
     "registers": "launch__registers_per_thread",
 }
-SHARED = {
-    "wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_{}.sum",
-    "conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_{}.sum",
-}
-SHARED_KINDS = ("ld", "st", "gmma")
 # Of each memory instruction; ncu's section SourceCounters has the first three.
 BY_INSTRUCTION = {
     "executed": "inst_executed",
@@ -143,15 +134,12 @@ def profile(request: dict[str, Any]) -> Iterator[list[Any]]:
     and its file are there. Raises CannotMeasure.
     """
     ncu, reader = find_ncu()
-    has_wgmma = torch.cuda.get_device_capability() == (9, 0)
-    kinds = SHARED_KINDS if has_wgmma else SHARED_KINDS[:2]
     metrics = [
         *SUMS.values(),
         *RATES.values(),
         BY_INSTRUCTION["wavefronts"],
         BY_INSTRUCTION["ideal"],
     ]
-    metrics += [name.format(kind) for name in SHARED.values() for kind in kinds]
     with tempfile.TemporaryDirectory(prefix="outblas-ncu-") as folder:
         path = f"{folder}/report.ncu-rep"
         command = [ncu, "--clock-control", "none", "--profile-from-start", "off", "-o", path]
@@ -187,10 +175,6 @@ def counted(launches: Sequence[Any], flop: float) -> dict[str, Any]:
     stalls = {match[1]: match[0] for match in map(STALL.fullmatch, longest.metric_names()) if match}
     return _numbers(figures) | {
         "stalls": _numbers({reason: _value(longest, name) for reason, name in stalls.items()}),
-        "shared": {
-            kind: _numbers({f: _value(longest, m.format(kind)) for f, m in SHARED.items()})
-            for kind in SHARED_KINDS
-        },
     }
 
 

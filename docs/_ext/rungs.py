@@ -110,7 +110,7 @@ def _facts(kernel: Kernel, source: str) -> str:
 def _measured(kernel: Kernel) -> Iterator[str]:
     """The times of a kernel with their ratios to cuBLAS, and to its parent in the same campaign."""
     rows, environments = [], {}
-    for campaign in _campaigns():
+    for campaign in map(_content, CAMPAIGNS):
         entries = {
             (e["provider"], e["config"], e["shape"][0], e["dtype"]): e for e in campaign["results"]
         }
@@ -280,16 +280,11 @@ def _source_file(name: str) -> Path:
 
 
 @cache
-def _campaigns() -> list[dict[str, Any]]:
-    return [json.loads(path.read_text(encoding="utf-8")) for path in CAMPAIGNS]
-
-
-@cache
-def _variants() -> dict[str, Any]:
-    variants: dict[str, Any] = json.loads(SNAPSHOT.read_text(encoding="utf-8"))["variants"]
-    return variants
+def _content(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _compiled(name: str, arch: str) -> dict[str, Any] | None:
-    entry = _variants().get(name) or _variants().get(f"{name} {arch}")
+    variants = _content(SNAPSHOT)["variants"]
+    entry = variants.get(name) or variants.get(f"{name} {arch}")
     return entry["code"] if entry else None

@@ -75,7 +75,9 @@ def suite(results: Results, provider: str) -> str:
     both = provider != BEST and any(m.ratio_best is not None for m in ours)
     columns = ["shape", "µs", "TFLOP/s", "× cuBLAS", "spread", "apart"] + ["× best"] * both
     note = f"{provider} in {_BURST}; {_SPREAD}; {_APART}"
-    mean = ["geometric mean", "", "", _bold_mean(burst, provider, shapes), "", ""]
+    ratios = [m.ratio or 0.0 for m in ours]
+    of_all = f"**{_mean(ratios)}**" if len(ratios) == len(shapes) else NONE
+    mean = ["geometric mean", "", "", of_all, "", ""]
     if both:
         note += f"; *× best*: compared with {BEST}, the fastest of cuBLASLt's algorithms"
         best = [m.ratio_best for m in ours if m.ratio_best is not None]
@@ -258,12 +260,6 @@ def _of_one_campaign(timed: list[Measurement], what: str) -> list[Measurement]:
             f"a table of {what} figures has one provider and shape twice, expected one run"
         )
     return timed
-
-
-def _bold_mean(burst: Sequence[Measurement], name: str, shapes: Sequence[Shape]) -> str:
-    """The geometric mean of a provider's ratios; a dash where it lacks a shape."""
-    ratios = [m.ratio for m in burst if m.label == name and m.ratio is not None]
-    return f"**{_mean(ratios)}**" if len(ratios) == len(shapes) else NONE
 
 
 def _find(timed: Sequence[Measurement], label: str, shape: Shape) -> Measurement | None:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from matplotlib.collections import LineCollection
-from matplotlib.colors import LinearSegmentedColormap, ListedColormap
+from matplotlib.colors import LinearSegmentedColormap, ListedColormap, to_hex
 from matplotlib.figure import Figure
 
 from outblas.base import machines
@@ -244,13 +244,14 @@ def _tiles(axis: Any, waves: Waves, extent: tuple[int, int], title: str, size: f
     wave_of = {tile: number for number, tiles in enumerate(waves) for tile in tiles}
     image = [[wave_of[m, n] for n in range(width)] for m in range(height)]
     shades = LinearSegmentedColormap.from_list("waves", SHADES)
-    colours = [FIRST, *(shades(wave / max(1, len(waves) - 2)) for wave in range(len(waves) - 1))]
+    last = len(waves) - 1
+    colours = [FIRST, *(to_hex(shades(wave / max(1, last - 1))) for wave in range(last))]
     # As long and as wide as the elements of C.
     axis.imshow(
         image,
         ListedColormap(colours),
         vmin=0,
-        vmax=len(waves) - 1,
+        vmax=last,
         aspect=ASPECT,
         interpolation="none",
     )

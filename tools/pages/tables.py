@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tools.pages.results import Measurement
@@ -23,13 +23,6 @@ def number(value: float | None) -> str:
 def percent(value: float | None) -> str:
     """A share as whole percent."""
     return figure(value, ".0%")
-
-
-def span(values: Sequence[float] | None, show: Callable[[float], str]) -> str:
-    """A range as "900–1200", or one value where both ends are the same."""
-    if values is None:
-        return NONE
-    return show(values[0]) if values[0] == values[1] else f"{show(values[0])}–{show(values[1])}"
 
 
 def ratio(m: Measurement) -> str:

@@ -23,7 +23,8 @@ def part(results: Results, _: str) -> str:
         place = entry.workload.shape, entry.workload.kind
         if place not in best or entry.ratio > best[place].ratio:
             best[place] = entry
-    suite, others = [], {}
+    suite: list[tuple[str, ...]] = []
+    others: dict[str, list[float]] = {}
     for entry in sorted(
         best.values(), key=lambda e: (math.prod(e.workload.shape), e.workload.shape)
     ):
