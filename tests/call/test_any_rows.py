@@ -39,13 +39,6 @@ Tensor = torch.Tensor
 F32 = torch.float32
 
 
-@pytest.fixture(autouse=True)
-def _forget_plans() -> Iterator[None]:
-    dispatch.clear_cache()
-    yield
-    dispatch.clear_cache()
-
-
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands for kernels computes calls on the CPU."""
@@ -290,6 +283,26 @@ def test_a_choice_does_not_depend_on_which_number_of_rows_came_first(gpu: list[A
 
     assert chosen[0] == chosen[1]
     assert chosen[0][512] == chosen[0][511]
+
+
+@pytest.mark.parametrize("lead", [(), (1,)], ids=["a matrix", "a batch of one"])
+@pytest.mark.parametrize("shape", [(512,), (1, 512)], ids=["columns", "a row of columns"])
+@pytest.mark.parametrize("name", ["bias", "residual"])
+def test_what_rows_share_is_read_for_each_where_one_row_came_first(
+    gpu: list[Any], name: str, shape: tuple[int, ...], lead: tuple[int, ...]
+) -> None:
+    """Many rows get the kernel that they get without that row before them."""
+    b = torch.empty(512, 512, dtype=torch.bfloat16).t()
+    a = torch.empty(640, 512, dtype=torch.bfloat16)
+    extra = EpilogueArgs()._replace(**{name: torch.empty(shape, dtype=torch.bfloat16)})
+    kernels = []
+    for numbers_of_rows in ([1, 640], [640]):
+        dispatch.clear_cache()
+        for rows in numbers_of_rows:
+            dispatch.run(call_of(a[:rows].view(*lead, rows, 512), b, extra=extra))
+        kernels.append(gpu[-1])
+
+    assert kernels[0] == kernels[1]
 
 
 # ---- kernels that are not there

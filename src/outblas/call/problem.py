@@ -336,7 +336,7 @@ def problem(
         _output_strides(out, out.shape, len(batch), vectors),
     ]
     if c is not None:
-        views.append(list(c.expand(M, N * split).stride()))
+        views.append(_strides_over(c, (M, N * split)))
     of_epilogue = _epilogue_tensors(extra, scales, out.shape, formats)
     views += [_output_strides(t, shape, len(batch), vectors) for t, shape in of_epilogue.values()]
     M, batch, strides = _fold_batch(M, *_merge(batch, views) if batch else (batch, views))
@@ -379,12 +379,27 @@ def _output_strides(
     shape of the output. `vectors` says whether A and B are 1-D, so that the output has no rows or
     no columns.
     """
-    strides = list(t.expand(shape).stride())
+    strides = _strides_over(t, shape)
     if vectors[0]:
         strides.insert(batch_dims, 0)
     if vectors[1]:
         strides.append(0)
     return strides
+
+
+def _strides_over(t: torch.Tensor, shape: Sequence[int]) -> list[int]:
+    """Returns the strides with which a tensor broadcasts to a shape. They are 0 along all but the
+    last dimension where it has one element, or no dimension, so that they hold for any number of
+    rows; a tensor that has the rows of the shape keeps its strides, even if there is one row.
+    """
+    strides = list(t.expand(shape).stride())
+    added = len(shape) - t.dim()
+    if t.dim() > 1 and t.shape[:-1] == tuple(shape[:-1]):
+        return strides
+    return [
+        0 if i < len(shape) - 1 and (i < added or t.shape[i - added] == 1) else stride
+        for i, stride in enumerate(strides)
+    ]
 
 
 def _epilogue_tensors(
