@@ -15,6 +15,7 @@ import pytest
 import torch
 from support import interpreter_shortcuts, own_cases, shared_compiles
 
+import outblas
 from outblas.call import dispatch, fallback, launcher
 from outblas.verify.watchdog import real_stderr, watchdog
 
@@ -177,18 +178,24 @@ def faulty_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _as_if_it_were_the_first() -> Iterator[None]:
+    """The same numbers in every order of tests. Nothing was planned, and nothing stays enabled."""
+    torch.manual_seed(0)
+    dispatch.clear_cache()
+    yield
+    outblas.disable()
+
+
+@pytest.fixture(autouse=True)
 def _fresh_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fallback, "_seen", set())
     monkeypatch.delenv("OUTBLAS_STRICT", raising=False)
 
 
 @pytest.fixture
-def float32_by_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def float32_by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Float32 calls that name no kernel take one, although torch is faster."""
     monkeypatch.setattr(launcher, "slower_reason", lambda problem, tune: None)
-    dispatch.clear_cache()
-    yield
-    dispatch.clear_cache()
 
 
 @pytest.fixture

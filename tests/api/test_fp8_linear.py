@@ -17,11 +17,6 @@ Tensor = torch.Tensor
 Function = Callable[..., Any]
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 def new_layer(bias: bool = True) -> FP8Linear:
     return FP8Linear.from_linear(nn.Linear(300, 200, bias))
 

@@ -47,11 +47,6 @@ SIZES: Settings = {
 EXPERTS = "model.layers.0.mlp.experts", "model.layers.1.mlp.experts"
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """The operands of each `moe_mlp` that experts call."""

@@ -37,11 +37,6 @@ Tensor = torch.Tensor
 ON_CPU = "on cpu: torch takes it until it moves to a GPU of sm_90"
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 @pytest.fixture
 def theirs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The inputs of layers that transformers is asked to compute, for which it returns zeros."""

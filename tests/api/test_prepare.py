@@ -3,7 +3,6 @@ them by `Report.prepare`.
 """
 
 import gc
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ import torch
 import outblas
 from outblas.base import compile_worker, compiling, machines
 from outblas.base.compiling import CompilePending
-from outblas.call import default_kernel, dispatch, launcher
+from outblas.call import default_kernel, launcher
 from outblas.call.artifact import example
 from outblas.call.problem import Problem
 from outblas.hopper.gemm import heuristic
@@ -43,16 +42,14 @@ class Planned:
 
 
 @pytest.fixture
-def planned(monkeypatch: pytest.MonkeyPatch) -> Iterator[Planned]:
+def planned(monkeypatch: pytest.MonkeyPatch) -> Planned:
     planned = Planned()
-    dispatch.clear_cache()
     monkeypatch.setenv("OUTBLAS_COMPILE", "background")
     monkeypatch.setattr(preparing, "is_on_gpu", lambda t: True)
     monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
     monkeypatch.setattr(launcher, "best_launcher", planned.launcher)
     monkeypatch.setattr(compile_worker, "await_all", planned.await_all)
-    yield planned
-    dispatch.clear_cache()
+    return planned
 
 
 def sizes(problems: list[Problem]) -> list[tuple[int, int]]:

@@ -2,7 +2,6 @@
 it.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from support.gemm_problems import SMALL_TILE, gemm_config, record_launches
 
 import outblas
-from outblas.call import dispatch, launcher
+from outblas.call import launcher
 from outblas.call.context_flag import readiness
 from outblas.call.problem import Launch, Problem, problem
 from outblas.hopper import gemm
@@ -22,7 +21,7 @@ X, WEIGHT, BIAS = torch.randn(4, 16), torch.randn(8, 16), torch.randn(8)
 
 
 @pytest.fixture
-def planned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Problem]]:
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[Problem]:
     """The problems that are planned, for which torch computes in a kernel's place. No context has
     been entered before.
     """
@@ -42,9 +41,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Problem]]:
     monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
     monkeypatch.setattr(launcher, "best_launcher", planning)
     monkeypatch.setattr(readiness, "ever", False)
-    dispatch.clear_cache()
-    yield problems
-    dispatch.clear_cache()
+    return problems
 
 
 def promises(planned: list[Problem]) -> list[bool]:

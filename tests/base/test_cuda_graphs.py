@@ -1,6 +1,6 @@
 """CUDA graphs without a GPU: what a capture refuses, what it lets pass, and `warmup`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -24,12 +24,10 @@ CALLS = {
 
 
 @pytest.fixture(autouse=True)
-def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
+def captured(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """Says whether a graph is being captured, on a GPU that CPU tensors stand for."""
-    dispatch.clear_cache()
     monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
-    yield lambda enabled: monkeypatch.setattr(dispatch, "capturing", lambda device: enabled)
-    dispatch.clear_cache()
+    return lambda enabled: monkeypatch.setattr(dispatch, "capturing", lambda device: enabled)
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,6 @@ def forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def launch(*_: object, **options: object) -> NoReturn:
         raise CompileForbidden("a_kernel")
 
-    dispatch.clear_cache()
     monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
     monkeypatch.setattr(launcher, "best_launcher", launch)
     monkeypatch.setattr(launcher, "named_launcher", launch)
@@ -86,7 +85,6 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], torch.Tenso
         torch.testing.assert_close(found, a @ b)
         return found
 
-    dispatch.clear_cache()
     multiply(0, 128 + 4)
     monkeypatch.setattr(dispatch, "capturing", lambda device: True)
     return multiply

@@ -14,7 +14,7 @@ from support.known import CONFIGS, H100, winner
 import outblas
 from outblas.autotune import lookup
 from outblas.autotune.store.records import Workload
-from outblas.call import dispatch, launcher
+from outblas.call import launcher
 from outblas.call.default_kernel import Mode
 from outblas.call.epilogue import EpilogueArgs
 from outblas.call.problem import Problem, problem
@@ -137,14 +137,11 @@ CALLS: dict[str, tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]]] 
 
 
 @pytest.fixture
-def slower(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def slower(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels support all calls, and torch is faster. None is planned."""
     monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
     monkeypatch.setattr(launcher, "slower_reason", lambda problem, tune: launcher.SLOWER)
     monkeypatch.setattr(launcher, "best_launcher", None)
-    dispatch.clear_cache()
-    yield
-    dispatch.clear_cache()
 
 
 @pytest.mark.usefixtures("slower")

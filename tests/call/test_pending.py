@@ -1,6 +1,7 @@
 """Calls whose kernel is being compiled: torch computes them until a compile has ended."""
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -41,15 +42,13 @@ class Worker:
 
 
 @pytest.fixture
-def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
+def worker(monkeypatch: pytest.MonkeyPatch) -> Worker:
     worker = Worker()
-    dispatch.clear_cache()
     monkeypatch.setenv("OUTBLAS_COMPILE", "background")
     monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
     monkeypatch.setattr(launcher, "best_launcher", worker.launcher)
     monkeypatch.setattr(launcher, "named_launcher", worker.launcher)
-    yield worker
-    dispatch.clear_cache()
+    return worker
 
 
 def call(**changes: Any) -> Call:
@@ -216,58 +215,43 @@ def test_calls_wait_that_are_not_torchs(changes: dict[str, Any], before: bool) -
     assert torch.equal(dispatch.run(call(**changes)), OURS)
 
 
-@pytest.fixture
-def deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    yield
+@pytest.fixture(params=["deterministic", "strict", "waiting", "distributed", "side stream"])
+def cause(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], None]]:
+    """Has what makes calls wait begin."""
+    with contextlib.ExitStack() as stack:
+        yield {
+            "deterministic": lambda: torch.use_deterministic_algorithms(True),
+            "strict": lambda: monkeypatch.setenv("OUTBLAS_STRICT", "1"),
+            "waiting": lambda: stack.enter_context(compiling.waiting()),
+            "distributed": lambda: monkeypatch.setattr(
+                torch.distributed, "is_initialized", lambda: True
+            ),
+            "side stream": lambda: [
+                monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+                for name, value in SIDE_STREAM.items()
+            ],
+        }[request.param]
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.fixture
-def strict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTBLAS_STRICT", "1")
+SIDE_STREAM = {"is_initialized": True, "current_stream": 1, "default_stream": 0}
 
 
-@pytest.fixture
-def blocking(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTBLAS_COMPILE", "block")
-
-
-@pytest.fixture
-def waiting() -> Iterator[None]:
-    with compiling.waiting():
-        yield
-
-
-@pytest.fixture
-def distributed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-
-
-@pytest.fixture
-def side_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "default_stream", lambda: 0)
-
-
-CAUSES = "deterministic", "strict", "waiting", "distributed", "side_stream"
-
-
-@pytest.mark.parametrize("cause", CAUSES)
 @pytest.mark.parametrize("before", [False, True])
-def test_calls_wait(
-    worker: Worker, request: pytest.FixtureRequest, cause: str, before: bool
-) -> None:
+def test_calls_wait(worker: Worker, cause: Callable[[], None], before: bool) -> None:
     """Those too whose kernel was pending before."""
     if before:
         assert torch.equal(dispatch.run(call()), TORCHS)
-    request.getfixturevalue(cause)
+    cause()
 
     assert torch.equal(dispatch.run(call()), OURS)
 
 
-def test_calls_wait_by_the_environment(worker: Worker, blocking: None) -> None:
+def test_calls_wait_by_the_environment(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTBLAS_COMPILE", "block")
+
     assert torch.equal(dispatch.run(call()), OURS)
 
 

@@ -21,7 +21,7 @@ import outblas
 from outblas.autotune import lookup
 from outblas.autotune.store.records import Gpu
 from outblas.base.compat.torch_private import get_sm_carveout, set_sm_carveout
-from outblas.call import dispatch, launcher, sm_carveout
+from outblas.call import launcher, sm_carveout
 from outblas.call.problem import Problem
 from outblas.torch_ops import scaled_operator as scaled
 
@@ -33,11 +33,9 @@ PRODUCTION = launcher.KEEPS_CARVEOUT
 
 @pytest.fixture(autouse=True)
 def _no_carveout() -> Iterator[None]:
-    dispatch.clear_cache()
     yield
     assert set_sm_carveout is not None
     set_sm_carveout(None)
-    dispatch.clear_cache()
     lookup.clear_cache()
 
 

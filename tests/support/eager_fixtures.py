@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from outblas.call import dispatch, launcher
+from outblas.call import launcher
 from outblas.torch_ops import ops
 
 from .warm_calls import stand_in_launcher
@@ -15,19 +15,14 @@ Tensor = torch.Tensor
 
 
 @pytest.fixture(params=["torch's product", "portable"])
-def cpu_plans_run(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
+def cpu_plans_run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What plans of CPU tensors run: torch, as ever, or a kernel of ours as on a GPU, which a test
-    that makes many calls may replace by a stand-in. Plans that were made before are forgotten.
+    that makes many calls may replace by a stand-in.
     """
     if request.param != "torch's product":
         monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
     if request.param == "stand-in":
         monkeypatch.setattr(launcher, "best_launcher", stand_in_launcher)
-    dispatch.clear_cache()
-    yield
-    dispatch.clear_cache()
 
 
 @pytest.fixture

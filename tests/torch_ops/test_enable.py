@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.nn.functional as F
+from support.causes import Tagged
 
 import outblas
 from outblas.base.compiling import CompileForbidden
@@ -27,12 +28,6 @@ def rules(**changes: Any) -> Rules:
     """float32 products on the CPU run on `portable`, with these changes."""
     plain = Rules((torch.float32,), min_flops=0, min_gain=0, filter=None)
     return plain._replace(**{"key": "CPU", "kernel": "portable"} | changes)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_stays_enabled() -> Iterator[None]:
-    yield
-    outblas.disable()
 
 
 def small(*shape: int) -> Tensor:
@@ -118,11 +113,7 @@ class Weight(torch.nn.Parameter):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-class Wrapping(Tensor):
-    """It has torch's own `__torch_function__`."""
-
-
-@pytest.mark.parametrize("kind", [Weight, Wrapping])
+@pytest.mark.parametrize("kind", [Weight, Tagged])
 def test_a_subclass_is_taken_and_results_have_torchs_types(kind: type[Tensor]) -> None:
     """Those of the backward pass, too."""
 
@@ -291,7 +282,6 @@ def test_a_product_that_was_slower_in_a_sweep_stays_with_torch(
 def test_a_product_that_cannot_be_planned_stays_with_torch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    dispatch.clear_cache()
     monkeypatch.setattr(dispatch, "find_plan", Mock(side_effect=OSError("no compiler")))
 
     with (
@@ -307,7 +297,6 @@ def test_a_product_that_cannot_be_planned_stays_with_torch(
 def test_a_product_that_is_first_met_in_a_capture_is_torchs_in_that_capture(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    dispatch.clear_cache()
     with aten._enable(rules()) as enabled:
         with monkeypatch.context() as patched:
             patched.setattr(aten_choice, "capturing", lambda device: True)
@@ -344,7 +333,6 @@ def test_a_product_that_torch_computed_for_matmul_stays_with_torch(
     forbidden = Mock(side_effect=CompileForbidden("not in the cache"))
     monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
     monkeypatch.setattr(launcher, "best_launcher", forbidden)
-    dispatch.clear_cache()
     outblas.matmul(A, B)
 
     with aten._enable(rules(kernel="")) as enabled:
@@ -354,7 +342,6 @@ def test_a_product_that_torch_computed_for_matmul_stays_with_torch(
 
     (decided,) = enabled.decisions.values()
     assert "not in the cache" in decided
-    dispatch.clear_cache()
 
 
 # ---- arguments

@@ -13,7 +13,7 @@ import torch
 
 import outblas
 from outblas.torch_ops import aten, aten_gradients
-from outblas.torch_ops.aten import Product, Rules
+from outblas.torch_ops.aten import Rules
 
 pytestmark = pytest.mark.interpreter
 
@@ -102,20 +102,6 @@ def test_products_of_two_dtypes_have_two_plans() -> None:
         for dtype in (F32, BF16, F32):
             assert torch.mm(A, B, out_dtype=dtype).dtype == dtype
             assert torch.mm(A, B).dtype == BF16
-
-
-def test_a_filter_sees_the_operator() -> None:
-    asked: list[Product] = []
-
-    def note(product: Product) -> bool:
-        asked.append(product)
-        return False
-
-    with aten._enable(RULES._replace(filter=note)):
-        torch.bmm(BATCH_A, BATCH_B, out_dtype=F32)
-
-    assert asked == [Product("bmm.dtype", 3, 6, 4, 5, BF16)]
-    assert str(asked[0]) == "bmm.dtype 3x6x4x5 bfloat16"
 
 
 SCALED: dict[str, Callable[[], Tensor]] = {

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 
 import outblas
-from outblas.call import dispatch
 from outblas.kernels import grouped as portable
 from outblas.torch_ops import aten, grouped_mm
 from outblas.torch_ops.aten import Enabled, Product, Rules
@@ -98,12 +97,6 @@ def same(got: Tensor, expected: Tensor) -> bool:
         and got.stride() == expected.stride()
         and torch.allclose(got, expected, rtol=0, atol=0, equal_nan=True)
     )
-
-
-@pytest.fixture(autouse=True)
-def _nothing_stays_enabled() -> Iterator[None]:
-    yield
-    outblas.disable()
 
 
 @pytest.fixture(autouse=True)
@@ -390,7 +383,6 @@ def test_a_product_that_would_break_the_promise_is_refused(name: str) -> None:
 @pytest.fixture
 def on_a_gpu() -> Iterator[Enabled]:
     torch.use_deterministic_algorithms(False)
-    dispatch.clear_cache()
     with outblas.enable(min_gain=0) as enabled:
         yield enabled
 

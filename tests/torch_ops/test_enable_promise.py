@@ -5,7 +5,7 @@ overridden on the CPU.
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -25,12 +25,6 @@ INVARIANT = RULES._replace(batch_invariant=True)
 A, B, C = torch.randn(6, 5), torch.randn(5, 4), torch.randn(6, 4)
 BATCH_A, BATCH_B, BATCH_C = torch.randn(3, 6, 5), torch.randn(3, 5, 4), torch.randn(3, 6, 4)
 ENCODER = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval().requires_grad_(False)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_stays_enabled() -> Iterator[None]:
-    yield
-    outblas.disable()
 
 
 NO_KERNEL: dict[str, Callable[[], object]] = {

@@ -4,7 +4,7 @@ No kernel of fp8 GEMMs runs without a GPU. The operators are overridden on the C
 of float32 stands for the kernel's.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -30,17 +30,10 @@ def rules(**changes: Any) -> Rules:
     return plain._replace(**changes)
 
 
-@pytest.fixture(autouse=True)
-def _nothing_stays_enabled() -> Iterator[None]:
-    yield
-    outblas.disable()
-
-
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> Planned:
     """A kernel runs here, and this plans it."""
     planned = Planned()
-    dispatch.clear_cache()
     monkeypatch.setattr(scaled_operator, "unsupported_reason", lambda device: None)
     monkeypatch.setattr(dispatch, "find_plan", planned)
     return planned

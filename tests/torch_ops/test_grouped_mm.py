@@ -30,7 +30,7 @@ from support.grouped_calls import (
 import outblas
 from outblas.base import gpus
 from outblas.base.compiling import CompileForbidden
-from outblas.call import dispatch, grouped
+from outblas.call import grouped
 from outblas.call.epilogue import ACTIVATIONS, GATED
 from outblas.call.errors import OperandError
 from outblas.call.grouped import NO_TENSORS, Form
@@ -50,12 +50,6 @@ ROWS = "a_index", "scatter_index", "scatter_weights"
 ALL = "bias", "residual", *ROWS
 BOTH = "bias", "residual"
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-    dispatch.clear_cache()
 
 
 def relaid(t: Tensor, order: tuple[int, ...]) -> Tensor:

@@ -19,11 +19,6 @@ ALL = "bias", "residual", *ROWS
 F32, F16 = torch.float32, torch.float16
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 # ---- aux
 def test_a_lazily_negated_aux_is_written() -> None:
     call = draw("ragged_m", "bias", activation="relu", dtype=F32)

@@ -40,11 +40,6 @@ class Case(NamedTuple):
         return tuple(t for t in self if t.is_floating_point())
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 def case(activation: str = "swiglu", dtype: torch.dtype = torch.float32) -> Case:
     """Experts -1 and E, which some tokens have, do not exist."""
     W = F * (1 + (activation in GATED))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.causes import Tagged
 from support.every_function import CALLS, FunctionCall
 from support.warm_calls import A, B, product, warm
 from torch._dynamo.testing import EagerAndRecordGraphs
@@ -249,10 +250,6 @@ def test_a_function_mode_may_replace_the_function(name: str) -> None:
 
 
 # ---- transforms and other tensors, of the shapes of a warm call
-class Tagged(torch.Tensor):
-    """A subclass that overrides nothing."""
-
-
 def under_autocast() -> bool:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         return matmul(A, B).dtype == torch.bfloat16

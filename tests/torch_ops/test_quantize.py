@@ -23,11 +23,6 @@ recipes = pytest.mark.parametrize("recipe", RECIPES)
 formats = pytest.mark.parametrize("dtype", MOST, ids=str)
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 def parts(x: Tensor, recipe: str) -> dict[tuple[int, ...], Tensor]:
     """The parts of a matrix that share a scale, by the index of the scale."""
     rows, columns = {

@@ -12,7 +12,6 @@ from support.grouped_calls import GroupedCall, check_close, check_equal, guarded
 from support.scaled_groups import FORMS, blocks, draw, scales
 
 import outblas
-from outblas.call import dispatch
 from outblas.call.errors import OperandError
 from outblas.call.grouped import Form
 from outblas.kernels import grouped as portable
@@ -27,12 +26,6 @@ kernels = pytest.mark.parametrize(
 )
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 ROWS = "a_index", "scatter_index", "scatter_weights"
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-    dispatch.clear_cache()
 
 
 def check(call: GroupedCall, kernel: str | None) -> None:

@@ -2,7 +2,7 @@
 gradients; what it says of its arguments; and its warm calls.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,7 +24,7 @@ from support.scaled_plans import product_of_pairs
 from torch.nn.functional import ScalingType, SwizzleType
 
 from outblas import OperandError, scaled_mm
-from outblas.call import dispatch, launcher
+from outblas.call import launcher
 from outblas.call.epilogue import ACTIVATIONS, GATED, Activation, apply
 from outblas.torch_ops import block_scales, eager_scaled, scaled_operator
 from outblas.torch_ops import scaled_mm as module
@@ -453,7 +453,7 @@ Recorded = tuple[list[str], list[Any]]
 
 
 @pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     """The calls that go through the operator, and the problems that are planned."""
     calls, problems = list[str](), list[Any]()
     by_operator = module._by_operator
@@ -477,9 +477,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
     monkeypatch.setattr(scaled_operator, "unsupported_reason", lambda device: None)
     monkeypatch.setattr(launcher, "no_kernel_reason", lambda problem: None)
     monkeypatch.setattr(launcher, "best_launcher", stand_in)
-    dispatch.clear_cache()
-    yield calls, problems
-    dispatch.clear_cache()
+    return calls, problems
 
 
 BLOCKS_A, BLOCKS_B = block_scale(200, 400, BY_ROW), block_scale(300, 400, SQUARE).t()

@@ -2,7 +2,6 @@
 the result in float32; what is refused, and what tracers see.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ import outblas
 from outblas import OperandError, quantize
 from outblas.base import registry
 from outblas.base.compiling import CompileForbidden
-from outblas.call import dispatch, launcher
+from outblas.call import launcher
 from outblas.call.default_kernel import PRODUCTION
 from outblas.call.epilogue import ACTIVATIONS, GATED, apply
 from outblas.call.problem import Problem
@@ -154,7 +153,7 @@ class Kernel:
 
 
 @pytest.fixture(params=[True, False], ids=["fused", "composed"])
-def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernel:
     found = Kernel(request.param)
     monkeypatch.setattr(scaled_operator, "unsupported_reason", lambda device: None)
     monkeypatch.setattr(registry, "load", lambda name: found)
@@ -163,9 +162,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.setattr(launcher, "best_launcher", found.launcher)
     monkeypatch.setattr(launcher, "named_launcher", found.named_launcher)
     monkeypatch.setattr(scaled_output, "_QUANTIZES", {})
-    dispatch.clear_cache()
-    yield found
-    dispatch.clear_cache()
+    return found
 
 
 @pytest.mark.parametrize("power_of_two", [False, True])

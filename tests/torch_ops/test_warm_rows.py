@@ -40,7 +40,6 @@ def plans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> li
         return make(entry, call, details)
 
     monkeypatch.setattr(eager, "make_plan", recorded)
-    dispatch.clear_cache()
     return calls
 
 
