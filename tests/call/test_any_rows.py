@@ -294,7 +294,8 @@ def test_what_rows_share_is_read_for_each_where_one_row_came_first(
     """Many rows get the kernel that they get without that row before them."""
     b = torch.empty(512, 512, dtype=torch.bfloat16).t()
     a = torch.empty(640, 512, dtype=torch.bfloat16)
-    extra = EpilogueArgs()._replace(**{name: torch.empty(shape, dtype=torch.bfloat16)})
+    shared: dict[str, Any] = {name: torch.empty(shape, dtype=torch.bfloat16)}
+    extra = EpilogueArgs()._replace(**shared)
     kernels = []
     for numbers_of_rows in ([1, 640], [640]):
         dispatch.clear_cache()

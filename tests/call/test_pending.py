@@ -218,7 +218,7 @@ def test_calls_wait_that_are_not_torchs(changes: dict[str, Any], before: bool) -
 @pytest.fixture(params=["deterministic", "strict", "waiting", "distributed", "side stream"])
 def cause(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[], None]]:
+) -> Iterator[Callable[[], object]]:
     """Has what makes calls wait begin."""
     with contextlib.ExitStack() as stack:
         yield {
@@ -240,7 +240,7 @@ SIDE_STREAM = {"is_initialized": True, "current_stream": 1, "default_stream": 0}
 
 
 @pytest.mark.parametrize("before", [False, True])
-def test_calls_wait(worker: Worker, cause: Callable[[], None], before: bool) -> None:
+def test_calls_wait(worker: Worker, cause: Callable[[], object], before: bool) -> None:
     """Those too whose kernel was pending before."""
     if before:
         assert torch.equal(dispatch.run(call()), TORCHS)
