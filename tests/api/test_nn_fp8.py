@@ -3,13 +3,13 @@ products with fp8 between them.
 """
 
 import copy
-import io
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from support.fp8 import with_recipes
+from support.saved import saved_and_loaded
 from torch import nn
 
 from outblas import patch, quantize, scaled_mm, unpatch
@@ -194,14 +194,6 @@ def test_a_gpu_without_the_kernel_leaves_a_layer_to_its_class(
     layer(torch.randn(5, 300))
     assert len(theirs) == 1
     assert report.remarks == {"(root)": "needs another GPU: FP8Linear computes as without patch"}
-
-
-# ---- copies
-def saved_and_loaded(layer: Any) -> Any:
-    memory = io.BytesIO()
-    torch.save(layer, memory)
-    memory.seek(0)
-    return torch.load(memory, weights_only=False)
 
 
 # ---- back

@@ -3,12 +3,12 @@ unfused ones compute after the same change, and so do their gradients.
 """
 
 import copy
-import io
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from support.saved import saved_and_loaded
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -129,13 +129,6 @@ def rebuilt(model: Any) -> Any:
 def scaled(model: Any) -> Any:
     model[5].is_scaled = True
     return model
-
-
-def saved_and_loaded(model: Any) -> Any:
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
 
 
 def replica(model: Any) -> Any:

@@ -4,7 +4,6 @@ report.
 
 import copy
 import functools
-import io
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from support.saved import saved_and_loaded
 from torch import nn
 
 import outblas
@@ -95,13 +95,6 @@ def test_a_transformer_layer_stays_the_same(training: bool) -> None:
     assert "fast path (eval, no gradients) takes its weight past it" in report.remarks["linear1"]
     with torch.inference_mode(not training):
         torch.testing.assert_close(layer(x), expected)
-
-
-def saved_and_loaded(net: nn.Module) -> nn.Module:
-    file = io.BytesIO()
-    torch.save(net, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, saved_and_loaded, nn.Module.share_memory])
