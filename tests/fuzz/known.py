@@ -265,10 +265,14 @@ KNOWN = [
         call(
             "addmm",
             {
-                "a": tensor(1, 192, layout="offset", seed=1006349666),
-                "b": tensor(192, 3, layout="steps", seed=1815354716),
-                "c": tensor(3, layout="transposed", seed=136126495, fill="integers"),
-                "out": tensor(1, 3, layout="transposed", seed=1288700388, fill="nan"),
+                "a": tensor(1, 192, dtype="bfloat16", layout="offset", seed=1006349666),
+                "b": tensor(192, 3, dtype="bfloat16", layout="steps", seed=1815354716),
+                "c": tensor(
+                    3, dtype="bfloat16", layout="transposed", seed=136126495, fill="integers"
+                ),
+                "out": tensor(
+                    1, 3, dtype="bfloat16", layout="transposed", seed=1288700388, fill="nan"
+                ),
             },
             device="cuda",
         ),
