@@ -396,6 +396,7 @@ def test_a_folder_that_is_gone_is_no_obstacle(
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     (tmp_path / "here").rmdir()
+    monkeypatch.syspath_prepend("")  # where Python looks for modules in the folder that is gone
     quick = key("quick")
 
     assert fetched(quick) == b"quick"

@@ -19,7 +19,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, TypeVar
 
 from outblas.base import serve
@@ -82,7 +81,11 @@ class WorkerProcess:
         if sys.platform != "linux" or getattr(sys, "frozen", False):
             raise WorkerDied("idle", f"worker processes need Python on Linux, not {sys.platform}")
         ours, theirs = socket.socketpair()
-        folders = [folder or str(Path.cwd()) for folder in sys.path if isinstance(folder, str)]
+        here = ""  # "" in the path of modules is the current folder, which may be gone
+        with contextlib.suppress(FileNotFoundError):
+            here = os.getcwd()
+        folders = [folder or here for folder in sys.path if isinstance(folder, str)]
+        folders = [folder for folder in folders if folder]
         order = [os.getpid(), theirs.fileno(), json.dumps(folders), memory, *modules]
         with theirs:
             try:
