@@ -156,6 +156,18 @@ REFUSED: dict[str, tuple[Callable[[], Tensor], Callable[[], Tensor]]] = {
         lambda: matmul(A, B, residual=RESIDUAL, aux=AUX),
         lambda: matmul(A, B, residual=RESIDUAL, aux=MEMORY[20:44].view(6, 4)),
     ),
+    "out overlaps residual": (
+        lambda: matmul(A, B, residual=RESIDUAL, out=OUT),
+        lambda: matmul(A, B, residual=RESIDUAL, out=RESIDUAL),
+    ),
+    "out overlaps aux": (
+        lambda: matmul(A, B, aux=AUX, out=OUT),
+        lambda: matmul(A, B, aux=OUT, out=OUT),
+    ),
+    "aux overlaps bias": (
+        lambda: matmul(A, B, bias=RESIDUAL, aux=AUX),
+        lambda: matmul(A, B, bias=RESIDUAL, aux=RESIDUAL),
+    ),
     "alpha is .*, expected a number that float32 can hold": (
         lambda: addmm(C, A, B, alpha=2.0),
         lambda: addmm(C, A, B, alpha=-1e39),
@@ -163,7 +175,7 @@ REFUSED: dict[str, tuple[Callable[[], Tensor], Callable[[], Tensor]]] = {
 }
 
 
-@pytest.mark.parametrize("cpu_plans_run", ["torch's product"], indirect=True)
+@pytest.mark.parametrize("cpu_plans_run", ["torch's product", "stand-in"], indirect=True)
 @pytest.mark.parametrize("message", REFUSED)
 def test_what_does_not_fit_is_refused_after_warm_calls(message: str) -> None:
     call, wrong = REFUSED[message]

@@ -654,11 +654,12 @@ def _execute(
         ):
             check_separate(a, b, c, out, beta)
     if epilogue and not (is_fresh and epilogue[2] is None):
-        bytes_out, *bytes_epilogue = spans[3:]
-        written = (out, bytes_out), (epilogue[2], bytes_epilogue[2])
-        sizes = *spans[:3], *bytes_epilogue
-        read = zip((a, b, c, *epilogue), sizes, strict=True)
-        if any(may_overlap(w, x) for x in read for w in written if w[0] is not x[0]):
+        read = [*zip((a, b, c, *epilogue), (*spans[:3], *spans[4:]), strict=True)]
+        output, aux = (out, spans[3]), read.pop(5)
+        overlaps = may_overlap(output, aux) or any(
+            may_overlap(w, x) for x in read for w in (output, aux)
+        )
+        if overlaps:
             check_epilogue_separate(a, b, c, out, beta, *epilogue)
     if elsewhere:
         with torch.cuda.device(device):
